@@ -1,0 +1,44 @@
+//! Vocabulary, seams and pure decisions of oncebox.
+//!
+//! Nothing in this crate does I/O, reads a clock or draws a random number: what
+//! the rest of oncebox decides, it decides here, from values it passes in.
+//!
+//! # Layout, in reading order
+//!
+//! - [`message`]: what a user sends; [`envelope`]: what is stored and travels.
+//! - [`limits`]: the bounds an envelope must keep; [`digest`]: how bodies are compared.
+//! - [`store`]: the database seam, one trait per role; [`log`]: the rows the relay reads and settles.
+//! - [`transport`]: the broker seam.
+//! - [`plan`]: which rows a relay may send and what it may settle; [`backoff`], [`verdict`]: what a failure costs.
+//! - [`handler`]: how a handler is named and keyed; [`inspect`]: what operators see.
+//! - [`cloudevents`], [`timestamp`], [`identifier`], [`error`]: the small print.
+
+pub mod backoff;
+pub mod cloudevents;
+pub mod digest;
+pub mod envelope;
+pub mod error;
+pub mod handler;
+pub mod identifier;
+pub mod inspect;
+pub mod limits;
+pub mod log;
+pub mod message;
+pub mod plan;
+pub mod store;
+pub mod timestamp;
+pub mod transport;
+pub mod verdict;
+
+pub use backoff::Backoff;
+pub use digest::Digest;
+pub use envelope::Envelope;
+pub use error::{Error, Kind, Result};
+pub use handler::{HandlerError, HandlerKey, KeySelector, MissingId};
+pub use identifier::Identifier;
+pub use limits::Limits;
+pub use message::Message;
+pub use store::{Dedup, Mailbox, Once, Retention, Store, Transaction};
+pub use timestamp::Timestamp;
+pub use transport::{Acknowledge, Capabilities, Delivery, Failure, Feed, Publisher, Subscriber};
+pub use verdict::{Outcome, Verdict};

@@ -1,0 +1,290 @@
+//! The relay's decisions: which rows may be sent, and what may be settled.
+//!
+//! Pure, because everything the relay promises about order and loss is decided
+//! here: a message is settled only if it was confirmed *and* every earlier
+//! message of its lane was; a refused message parks its lane and nothing else;
+//! an outage parks nothing and spends nothing.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::envelope::Envelope;
+use crate::log::{LaneKey, Park, Parking, Position, Row, Shard};
+use crate::transport::{Class, Failure};
+use crate::verdict::RetryPolicy;
+
+/// Where a message to be sent stands in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Its position.
+    pub position: Position,
+    /// Its shard.
+    pub shard: Shard,
+    /// Attempts already spent on it.
+    pub attempts: u32,
+}
+
+/// Rows sorted into those that may be sent and those that may not.
+/// `slots` and `envelopes` run in parallel.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Where each envelope stands.
+    pub slots: Vec<Slot>,
+    /// What is sent, in order.
+    pub envelopes: Vec<Envelope>,
+    /// Rows that must be put beside the log instead.
+    pub park: Vec<Park>,
+}
+
+impl Batch {
+    /// Sorts rows of the log: a row whose lane is blocked waits behind it, a
+    /// row that cannot be understood is dead on arrival.
+    #[must_use]
+    pub fn of_rows(rows: Vec<Row>, blocked: &HashSet<LaneKey>) -> Self {
+        let mut batch = Self::default();
+        for Row { position, shard, envelope } in rows {
+            let slot = Slot { position, shard, attempts: 0 };
+            match envelope {
+                Err(reason) => batch.park.push(dead(slot, None, 0, reason)),
+                Ok(envelope) if is_blocked(&envelope, blocked) => batch.park.push(Park {
+                    position,
+                    shard,
+                    lane: LaneKey::of(&envelope),
+                    parking: Parking::Behind,
+                    attempts: 0,
+                    reason: None,
+                }),
+                Ok(envelope) => batch.push(slot, envelope),
+            }
+        }
+        batch
+    }
+
+    /// Adds one message.
+    pub fn push(&mut self, slot: Slot, envelope: Envelope) {
+        self.slots.push(slot);
+        self.envelopes.push(envelope);
+    }
+}
+
+fn is_blocked(envelope: &Envelope, blocked: &HashSet<LaneKey>) -> bool {
+    // The common case allocates nothing.
+    !blocked.is_empty() && LaneKey::of(envelope).is_some_and(|lane| blocked.contains(&lane))
+}
+
+/// Whether a dead letter goes on blocking the later messages of its key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnDead {
+    /// Order before progress: the key waits for an operator.
+    #[default]
+    BlockKey,
+    /// Progress before order: the key goes on with a gap.
+    SkipKey,
+}
+
+/// What came of a batch.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Confirmed, with all before them in their lane.
+    pub settled: Vec<Position>,
+    /// Not confirmed through no fault of their own: to be sent again.
+    pub unsettled: Vec<Position>,
+    /// Refused, or behind one that was.
+    pub park: Vec<Park>,
+    /// Lanes that are blocked from here on.
+    pub blocked: Vec<LaneKey>,
+    /// Lanes in which something was settled or skipped.
+    pub free: Vec<LaneKey>,
+    /// Why the destination is not usable, if it is not.
+    pub outage: Option<String>,
+}
+
+/// What stopped a lane within a batch.
+enum Halt {
+    Unsettled,
+    Parked,
+}
+
+/// Decides a batch from its results, one for each envelope in order. Missing
+/// results count as unknown: a transport that answers short confirms nothing.
+#[must_use]
+pub fn decide(
+    batch: &Batch,
+    results: Vec<Result<(), Failure>>,
+    policy: &RetryPolicy,
+    on_dead: OnDead,
+    chance: f64,
+) -> Decision {
+    let mut decision = Decision::default();
+    let mut halted: HashMap<LaneKey, Halt> = HashMap::new();
+    let mut results = results.into_iter();
+    let all_confirmed = results.len() == batch.slots.len() && results.as_slice().iter().all(Result::is_ok);
+    if all_confirmed {
+        decision.settled = batch.slots.iter().map(|slot| slot.position).collect();
+        return decision;
+    }
+    for (slot, envelope) in batch.slots.iter().zip(&batch.envelopes) {
+        let result = results.next().unwrap_or_else(|| Err(Failure::unknown("the transport gave no answer")));
+        let lane = LaneKey::of(envelope);
+        match lane.as_ref().and_then(|lane| halted.get(lane)) {
+            Some(Halt::Unsettled) => decision.unsettled.push(slot.position),
+            Some(Halt::Parked) => decision.park.push(Park {
+                position: slot.position,
+                shard: slot.shard,
+                lane,
+                parking: Parking::Behind,
+                attempts: slot.attempts,
+                reason: None,
+            }),
+            None => decision.take(*slot, lane, result, (policy, on_dead, chance), &mut halted),
+        }
+    }
+    decision
+}
+
+impl Decision {
+    fn take(
+        &mut self,
+        slot: Slot,
+        lane: Option<LaneKey>,
+        result: Result<(), Failure>,
+        (policy, on_dead, chance): (&RetryPolicy, OnDead, f64),
+        halted: &mut HashMap<LaneKey, Halt>,
+    ) {
+        let failure = match result {
+            Ok(()) => {
+                self.settled.push(slot.position);
+                self.free.extend(lane);
+                return;
+            }
+            Err(failure) => failure,
+        };
+        if failure.class != Class::Message {
+            self.unsettled.push(slot.position);
+            self.outage.get_or_insert(failure.reason);
+            halted.extend(lane.map(|lane| (lane, Halt::Unsettled)));
+            return;
+        }
+        let attempts = slot.attempts.saturating_add(1);
+        let exhausted = policy.max_attempts.is_some_and(|limit| attempts >= limit);
+        if exhausted || failure.permanent {
+            self.park.push(dead(slot, lane.clone(), attempts, failure.reason));
+            if on_dead == OnDead::SkipKey {
+                self.free.extend(lane);
+                return;
+            }
+        } else {
+            self.park.push(Park {
+                position: slot.position,
+                shard: slot.shard,
+                lane: lane.clone(),
+                parking: Parking::Waiting { after: policy.backoff.delay(attempts, chance) },
+                attempts,
+                reason: Some(failure.reason),
+            });
+        }
+        if let Some(lane) = lane {
+            self.blocked.push(lane.clone());
+            halted.insert(lane, Halt::Parked);
+        }
+    }
+}
+
+fn dead(slot: Slot, lane: Option<LaneKey>, attempts: u32, reason: String) -> Park {
+    Park {
+        position: slot.position,
+        shard: slot.shard,
+        lane,
+        parking: Parking::Dead,
+        attempts,
+        reason: Some(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(keys: &[Option<&str>]) -> Batch {
+        let mut batch = Batch::default();
+        for (position, key) in (1..).zip(keys) {
+            let envelope = Envelope { key: key.map(Into::into), ..Envelope::default() };
+            batch.push(Slot { position, shard: 0, attempts: 0 }, envelope);
+        }
+        batch
+    }
+
+    fn run(batch: &Batch, results: Vec<Result<(), Failure>>) -> Decision {
+        decide(batch, results, &RetryPolicy::default(), OnDead::BlockKey, 0.5)
+    }
+
+    #[test]
+    fn a_refused_head_parks_its_key_and_nothing_else() {
+        let batch = batch(&[Some("a"), Some("b"), Some("a"), None]);
+
+        let decision = run(&batch, vec![Err(Failure::message("too large")), Ok(()), Ok(()), Ok(())]);
+
+        assert_eq!(decision.settled, [2, 4]);
+        let parked: Vec<_> = decision.park.iter().map(|p| (p.position, p.parking.name())).collect();
+        assert_eq!(parked, [(1, "waiting"), (3, "behind")]);
+        assert_eq!(decision.outage, None);
+    }
+
+    #[test]
+    fn a_confirm_behind_an_unconfirmed_message_of_its_key_does_not_settle() {
+        let batch = batch(&[Some("a"), Some("a"), Some("b")]);
+
+        let decision = run(&batch, vec![Err(Failure::unknown("timeout")), Ok(()), Ok(())]);
+
+        assert_eq!(decision.settled, [3]);
+        assert_eq!(decision.unsettled, [1, 2]);
+        assert!(decision.park.is_empty());
+    }
+
+    #[test]
+    fn an_outage_parks_nothing() {
+        let batch = batch(&[None, Some("a"), None]);
+
+        let decision =
+            run(&batch, vec![Err(Failure::destination("down")), Err(Failure::destination("down")), Ok(())]);
+
+        assert!(decision.park.is_empty());
+        assert_eq!(decision.unsettled, [1, 2]);
+        assert_eq!(decision.outage.as_deref(), Some("down"));
+    }
+
+    #[test]
+    fn a_transport_that_answers_short_confirms_nothing_more() {
+        let decision = run(&batch(&[None, None]), vec![Ok(())]);
+
+        assert_eq!(decision.settled, [1]);
+        assert_eq!(decision.unsettled, [2]);
+    }
+
+    #[test]
+    fn a_permanent_refusal_is_dead_at_once_and_skip_lets_the_key_go_on() {
+        let batch = batch(&[Some("a"), Some("a")]);
+        let results = || vec![Err(Failure::message("bad subject").permanently()), Ok(())];
+
+        let blocked = run(&batch, results());
+        let skipped = decide(&batch, results(), &RetryPolicy::default(), OnDead::SkipKey, 0.5);
+
+        assert_eq!(blocked.park.iter().map(|p| p.parking.name()).collect::<Vec<_>>(), ["dead", "behind"]);
+        assert!(blocked.settled.is_empty());
+        assert_eq!(skipped.settled, [2]);
+    }
+
+    #[test]
+    fn rows_of_a_blocked_lane_wait_behind_it() {
+        let lane = LaneKey { tenant: String::new(), key: "a".into() };
+        let row = |position, key: &str| Row {
+            position,
+            shard: 0,
+            envelope: Ok(Envelope { key: Some(key.into()), ..Envelope::default() }),
+        };
+
+        let batch = Batch::of_rows(vec![row(1, "a"), row(2, "b")], &HashSet::from([lane]));
+
+        assert_eq!(batch.slots.len(), 1);
+        assert_eq!(batch.park.first().map(|p| p.position), Some(1));
+    }
+}

@@ -1,0 +1,143 @@
+//! The broker seam: who sends, who delivers.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use crate::envelope::Envelope;
+use crate::error::Result;
+
+/// Whom a failed publish speaks about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The destination cannot take anything at the moment.
+    Destination,
+    /// The broker judged this message.
+    Message,
+    /// Nobody knows whether it was stored.
+    Unknown,
+}
+
+/// Why a message was not confirmed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Whom it speaks about: only [`Class::Message`] spends an attempt.
+    pub class: Class,
+    /// What happened, for people.
+    pub reason: String,
+    /// Whether another attempt is pointless.
+    pub permanent: bool,
+}
+
+impl Failure {
+    /// The destination is down, full, blocked or unknown.
+    #[must_use]
+    pub fn destination(reason: impl Into<String>) -> Self {
+        Self { class: Class::Destination, reason: reason.into(), permanent: false }
+    }
+
+    /// The broker refused this message.
+    #[must_use]
+    pub fn message(reason: impl Into<String>) -> Self {
+        Self { class: Class::Message, reason: reason.into(), permanent: false }
+    }
+
+    /// No answer came.
+    #[must_use]
+    pub fn unknown(reason: impl Into<String>) -> Self {
+        Self { class: Class::Unknown, reason: reason.into(), permanent: false }
+    }
+
+    /// The same failure, never to be tried again.
+    #[must_use]
+    pub fn permanently(mut self) -> Self {
+        self.permanent = true;
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// What a transport can do. The same values choose the conformance cases and
+/// fill the table in the reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The name in tables and reports.
+    pub name: &'static str,
+    /// A confirmed message survives the death of this process.
+    pub survives_process: bool,
+    /// Messages of one key are delivered in order, one at a time.
+    pub key_order: bool,
+    /// `nack` with a delay is kept.
+    pub delayed_nack: bool,
+    /// The attempt number of a delivery is exact.
+    pub exact_attempts: bool,
+}
+
+/// Sends messages.
+///
+/// Open for users to implement. One result per envelope, in order; `Ok` only
+/// for a message the destination has confirmed. Within one call, messages are
+/// stored in order: if one is not stored, no later one of its key is.
+pub trait Publisher: Send + Sync + 'static {
+    /// Sends a batch and waits for its confirms. Dropping the future loses
+    /// confirms, never messages: what was not confirmed is sent again.
+    fn publish(&self, batch: &[Envelope]) -> impl Future<Output = Vec<Result<(), Failure>>> + Send;
+}
+
+/// Opens feeds of deliveries.
+pub trait Subscriber: Send + Sync + 'static {
+    /// What delivers.
+    type Feed: Feed;
+
+    /// Joins `group` on `destination`: each message goes to one member of each group.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`](crate::Kind::Unavailable) or [`Kind::Config`](crate::Kind::Config).
+    fn subscribe(&self, destination: &str, group: &str) -> impl Future<Output = Result<Self::Feed>> + Send;
+}
+
+/// Deliveries, one after the other.
+pub trait Feed: Send + 'static {
+    /// How a delivery is answered.
+    type Ack: Acknowledge;
+
+    /// The next delivery; `None` when the feed has ended. Cancel safe: a
+    /// dropped call loses no delivery.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`](crate::Kind::Unavailable); calling again reconnects.
+    fn next(&mut self) -> impl Future<Output = Result<Option<Delivery<Self::Ack>>>> + Send;
+}
+
+/// A message that arrived and must be answered.
+#[derive(Debug)]
+pub struct Delivery<A> {
+    /// The message.
+    pub envelope: Envelope,
+    /// How often it was tried, this time included.
+    pub attempt: u32,
+    /// The answer. Dropping it unanswered means redelivery.
+    pub ack: A,
+}
+
+/// The answer to a delivery. Taken by value: nothing is answered twice.
+pub trait Acknowledge: Send + 'static {
+    /// It is done; never deliver it again.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`](crate::Kind::Unavailable): it will come again.
+    fn ack(self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Deliver it again after `after`; `spent` tells whether the attempt counts.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`](crate::Kind::Unavailable): it will come again, perhaps sooner.
+    fn nack(self, after: Duration, spent: bool) -> impl Future<Output = Result<()>> + Send;
+}
