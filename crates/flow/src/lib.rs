@@ -1,1 +1,38 @@
+//! The stations a message passes, from the producer's transaction to the
+//! handler's.
+//!
+//! # Layout, in the order of the walk
+//!
+//! - [`outbox`]: a message is put into the caller's own transaction.
+//! - [`wakeup`]: a hint that there may be work; polling is the truth.
+//! - [`relay`]: committed messages are read, published and settled.
+//! - [`memory`]: the reference store and the in-process transport.
+//! - [`inbox`]: a delivery is marked, handled and committed in one transaction.
+//! - [`consumer`]: deliveries are taken from a feed, given to an inbox and answered.
+//! - [`janitor`]: what nobody needs any more is deleted.
+//! - [`app`]: all of it in one process.
+//! - [`clock`] and [`crash`]: how tests own time and death.
 
+pub mod app;
+pub mod clock;
+pub mod consumer;
+pub mod crash;
+pub mod inbox;
+pub mod janitor;
+pub mod memory;
+pub mod outbox;
+pub mod relay;
+pub mod wakeup;
+
+mod chance;
+mod telemetry;
+
+pub use app::Oncebox;
+pub use clock::Clock;
+pub use consumer::Consumer;
+pub use crash::{CrashPoint, Probe};
+pub use inbox::{Context, Handler, HandlerOptions, Inbox};
+pub use janitor::Janitor;
+pub use outbox::Outbox;
+pub use relay::Relay;
+pub use wakeup::Wakeup;

@@ -1,1 +1,9 @@
+//! Databases oncebox keeps its promise in, one module each with the same files.
+//!
+//! A module implements the roles of `oncebox_core::store` for one driver; the
+//! statements it sends are in its `sql` folder, the tables in `migrations`.
 
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;

@@ -43,7 +43,7 @@ CREATE TABLE oncebox.scheduled (
     due_at timestamptz NOT NULL,
     CONSTRAINT scheduled_identity PRIMARY KEY (tenant, source, id)
 );
-ALTER TABLE oncebox.scheduled DROP COLUMN position, DROP COLUMN shard;
+ALTER TABLE oncebox.scheduled DROP COLUMN position, DROP COLUMN shard, DROP COLUMN created_at;
 CREATE INDEX scheduled_due ON oncebox.scheduled (due_at);
 
 -- How far each sink has come in each shard, and which relay may move it.
@@ -115,4 +115,4 @@ CREATE TABLE oncebox.dead_letter (
     died_at   timestamptz NOT NULL
 );
 CREATE UNIQUE INDEX dead_letter_identity ON oncebox.dead_letter
-    (channel, handler, tenant, md5(source), md5(id), digest);
+    (channel, handler, md5(tenant), md5(source), md5(id), digest);

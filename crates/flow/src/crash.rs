@@ -1,0 +1,126 @@
+//! Where a process can die, by name, so that a test can make it die there.
+//!
+//! Production code calls [`Probe::reach`]; without a hook that is one branch.
+//! A test's hook may block (for a parent process to kill it), note the visit,
+//! or answer [`Reaction::Crash`], upon which the caller stops where it stands,
+//! without cleaning up, as a dead process would.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use oncebox_core::{Error, Kind, Result};
+
+/// A place at which a process can die.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum CrashPoint {
+    /// Producer: before BEGIN.
+    P1,
+    /// Producer: after the business write, before the put.
+    P2,
+    /// Producer: after the put, before COMMIT.
+    P3,
+    /// Producer: COMMIT done, its reply not seen.
+    P4,
+    /// Producer: after COMMIT, before the wake-up.
+    P5,
+    /// Relay: rows read, nothing published.
+    R2,
+    /// Relay: published and stored, confirm not seen.
+    R4,
+    /// Relay: confirmed, not settled.
+    R5,
+    /// Relay: settled, reply not seen.
+    R6,
+    /// Relay: some of a batch confirmed.
+    R7,
+    /// Consumer: delivered, before BEGIN.
+    C1,
+    /// Consumer: after the marker, before the handler.
+    C2,
+    /// Consumer: in the handler, or after it and before COMMIT.
+    C3,
+    /// Consumer: COMMIT done, its reply not seen.
+    C5,
+    /// Consumer: committed, before the ack.
+    C6,
+}
+
+impl CrashPoint {
+    /// Every point, for tests that must not miss one.
+    pub const ALL: [Self; 15] = [
+        Self::P1,
+        Self::P2,
+        Self::P3,
+        Self::P4,
+        Self::P5,
+        Self::R2,
+        Self::R4,
+        Self::R5,
+        Self::R6,
+        Self::R7,
+        Self::C1,
+        Self::C2,
+        Self::C3,
+        Self::C5,
+        Self::C6,
+    ];
+
+    /// The point's name, for instance `R5`.
+    #[must_use]
+    pub fn name(self) -> String {
+        format!("{self:?}")
+    }
+
+    /// The point of that name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|point| point.name() == name)
+    }
+}
+
+/// What a hook wants to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reaction {
+    /// Go on.
+    Go,
+    /// Stop here, cleaning up nothing.
+    Crash,
+}
+
+type Hook = dyn Fn(CrashPoint) -> Pin<Box<dyn Future<Output = Reaction> + Send>> + Send + Sync;
+
+/// Told whenever a crash point is reached.
+#[derive(Clone, Default)]
+pub struct Probe(Option<Arc<Hook>>);
+
+impl Probe {
+    /// A probe that asks `hook` at every point.
+    pub fn new<F, Fut>(hook: F) -> Self
+    where
+        F: Fn(CrashPoint) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Reaction> + Send + 'static,
+    {
+        Self(Some(Arc::new(move |point| Box::pin(hook(point)))))
+    }
+
+    /// Says that `point` was reached.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] if the hook wants a crash.
+    pub async fn reach(&self, point: CrashPoint) -> Result<()> {
+        let Some(hook) = &self.0 else { return Ok(()) };
+        match hook(point).await {
+            Reaction::Go => Ok(()),
+            Reaction::Crash => Err(Error::new(Kind::Unavailable, format!("crashed at {point:?}"))),
+        }
+    }
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Probe(armed)" } else { "Probe" })
+    }
+}

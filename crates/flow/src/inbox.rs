@@ -1,0 +1,309 @@
+//! Station 8 of the walk, receiver mode: a delivery takes effect once.
+//!
+//! From: a delivery. Here: the marker is inserted first thing in a transaction,
+//! the handler writes through that transaction, and both commit together. To:
+//! an [`Outcome`], upon which the delivery is answered.
+
+mod context;
+mod flight;
+mod handler;
+mod receive;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox_core::store::{Burial, Dedup, Mailbox};
+use oncebox_core::verdict::RetryPolicy;
+use oncebox_core::{Envelope, Error, HandlerKey, Kind, Message, Outcome, Result, Verdict};
+
+pub use context::Context;
+pub use handler::{FnHandler, Handler, HandlerFn, HandlerOptions, on};
+
+use crate::chance;
+use crate::clock::Clock;
+use crate::crash::{CrashPoint, Probe};
+use crate::outbox::Outbox;
+use crate::telemetry;
+use flight::Flights;
+use handler::{Erased, Registered};
+
+/// Markers are kept at least this long unless a short window is asked for by name.
+pub const SHORTEST_RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// Everything that can be chosen about an inbox.
+#[derive(Clone, Debug)]
+pub struct InboxOptions {
+    /// How long a transport may take to redeliver a message; no handler's
+    /// retention may be shorter. Default 24 h.
+    pub redelivery_horizon: Duration,
+    /// Park messages older than what the markers can prove. Default true.
+    pub age_gate: bool,
+    /// How long one run of a handler may take. Default 30 s.
+    pub timeout: Duration,
+    /// How often a unit is run again after a deadlock or serialization
+    /// failure before the delivery is handed back. Default 10.
+    pub reruns: u32,
+    /// Attempts and backoff. Default 10, 1 s to 5 min.
+    pub retry: RetryPolicy,
+    /// What to do with a message type no handler knows. Default: bury it.
+    pub ignore_unknown: bool,
+}
+
+impl Default for InboxOptions {
+    fn default() -> Self {
+        Self {
+            redelivery_horizon: SHORTEST_RETENTION,
+            age_gate: true,
+            timeout: Duration::from_secs(30),
+            reruns: 10,
+            retry: RetryPolicy::default(),
+            ignore_unknown: false,
+        }
+    }
+}
+
+/// Handles each message once per handler.
+pub struct Inbox<S: Mailbox + Dedup> {
+    inner: Arc<Inner<S>>,
+}
+
+struct Inner<S: Mailbox + Dedup> {
+    store: S,
+    channel: String,
+    outbox: Outbox<S>,
+    handlers: Vec<Arc<dyn Erased<S>>>,
+    options: InboxOptions,
+    flights: Flights,
+    clock: Clock,
+    probe: Probe,
+}
+
+impl<S: Mailbox + Dedup> Clone for Inbox<S> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<S: Mailbox + Dedup> fmt::Debug for Inbox<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").field("channel", &self.inner.channel).field("handlers", &self.keys()).finish()
+    }
+}
+
+/// What came of one delivery.
+#[derive(Debug)]
+pub struct Received {
+    /// Each handler that takes this type of message, and what came of it.
+    pub outcomes: Vec<(HandlerKey, Outcome)>,
+}
+
+impl Received {
+    /// The outcome of a message that goes to a single handler.
+    #[must_use]
+    pub fn single(self) -> Option<Outcome> {
+        self.outcomes.into_iter().next().map(|(_, outcome)| outcome)
+    }
+}
+
+impl<S: Mailbox + Dedup> Inbox<S> {
+    /// An inbox on `store` for deliveries of `channel`, to be configured.
+    pub fn builder(store: S, channel: impl Into<String>) -> InboxBuilder<S> {
+        InboxBuilder {
+            outbox: Outbox::new(store.clone()),
+            store,
+            channel: channel.into(),
+            handlers: Vec::new(),
+            options: InboxOptions::default(),
+            clock: Clock::default(),
+            probe: Probe::default(),
+        }
+    }
+
+    /// The keys of its handlers and how long each one's markers are kept.
+    #[must_use]
+    pub fn retentions(&self) -> Vec<(HandlerKey, Duration)> {
+        self.inner.handlers.iter().map(|h| (h.key(), h.options().retention)).collect()
+    }
+
+    fn keys(&self) -> Vec<HandlerKey> {
+        self.inner.handlers.iter().map(|handler| handler.key()).collect()
+    }
+
+    /// Gives a message to each handler of its type. `attempt` counts from 1.
+    ///
+    /// Cancellation: the handlers run in tasks of their own; dropping this
+    /// future loses the answer, not the work.
+    pub async fn receive(&self, envelope: Envelope, attempt: u32) -> Received {
+        let envelope = Arc::new(envelope);
+        let mut outcomes = Vec::new();
+        for handler in self.inner.handlers.iter().filter(|h| h.name() == envelope.kind) {
+            let outcome = self.receive_by(handler, &envelope, attempt).await;
+            telemetry::received(handler.key().as_str(), &outcome);
+            outcomes.push((handler.key(), outcome));
+        }
+        Received { outcomes }
+    }
+
+    /// Handles a delivery to the end: receives it, judges what came of it and
+    /// buries it if it is dead. The verdict is what to answer the transport.
+    pub async fn deliver(&self, envelope: Envelope, attempt: u32) -> Verdict {
+        let inner = &self.inner;
+        let received = self.receive(envelope.clone(), attempt).await;
+        if received.outcomes.is_empty() {
+            return self.unknown(&envelope, attempt).await;
+        }
+        let mut answer = Verdict::Done;
+        for (key, outcome) in received.outcomes {
+            let verdict = inner.options.retry.judge(outcome, attempt, chance::draw());
+            let verdict = self.settled(key.as_str(), verdict, &envelope, attempt).await;
+            answer = sooner(answer, verdict);
+        }
+        if inner.probe.reach(CrashPoint::C6).await.is_err() {
+            return Verdict::Retry { after: Duration::ZERO, spent: false };
+        }
+        answer
+    }
+
+    async fn unknown(&self, envelope: &Envelope, attempt: u32) -> Verdict {
+        if self.inner.options.ignore_unknown {
+            return Verdict::Done;
+        }
+        let reason = format!("no handler of channel {} takes messages of type {}", self.inner.channel, envelope.kind);
+        let verdict = Verdict::Dead { code: "unknown_type", reason };
+        self.settled("", verdict, envelope, attempt).await
+    }
+
+    /// Buries the dead. A message is dead for the transport only once it is
+    /// safely stored; until then it is tried again.
+    async fn settled(&self, handler: &str, verdict: Verdict, envelope: &Envelope, attempts: u32) -> Verdict {
+        let Verdict::Dead { code, reason } = verdict else { return verdict };
+        let inner = &self.inner;
+        let burial = Burial { channel: &inner.channel, handler, code, reason: &reason, attempts, envelope };
+        match inner.store.bury(&burial, inner.clock.now()).await {
+            Ok(()) => {
+                tracing::error!(handler, code, reason, id = envelope.id, "inbox.dead_letter");
+                Verdict::Done
+            }
+            Err(error) => {
+                tracing::warn!(handler, error = error.chain(), "inbox.burial_failed");
+                Verdict::Retry { after: inner.options.retry.busy_delay, spent: false }
+            }
+        }
+    }
+}
+
+/// Of two handlers' verdicts, the one that answers for the delivery: it is done
+/// when both are, and comes again as soon as either wants it.
+fn sooner(a: Verdict, b: Verdict) -> Verdict {
+    match (a, b) {
+        (Verdict::Retry { after, spent }, Verdict::Retry { after: other, spent: also }) => {
+            Verdict::Retry { after: after.min(other), spent: spent || also }
+        }
+        (retry @ Verdict::Retry { .. }, _) | (_, retry) => retry,
+    }
+}
+
+/// Sets up an [`Inbox`].
+#[must_use]
+pub struct InboxBuilder<S: Mailbox + Dedup> {
+    store: S,
+    channel: String,
+    outbox: Outbox<S>,
+    handlers: Vec<Arc<dyn Erased<S>>>,
+    options: InboxOptions,
+    clock: Clock,
+    probe: Probe,
+}
+
+impl<S: Mailbox + Dedup> fmt::Debug for InboxBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InboxBuilder").field("channel", &self.channel).finish_non_exhaustive()
+    }
+}
+
+impl<S: Mailbox + Dedup> InboxBuilder<S> {
+    /// Adds a handler.
+    pub fn handler<H: Handler<S::Tx>>(mut self, handler: H) -> Self {
+        self.handlers.push(Arc::new(Registered::new(handler)));
+        self
+    }
+
+    /// Adds an `async fn(&mut Tx, M) -> Result<(), HandlerError>` under a stable key.
+    pub fn on<M, F>(self, key: &'static str, function: F) -> Self
+    where
+        M: Message,
+        S::Tx: 'static,
+        F: for<'t> HandlerFn<'t, S::Tx, M> + 'static,
+    {
+        self.handler(on::<M, F>(HandlerKey::new(key), function))
+    }
+
+    /// All options at once.
+    pub fn options(mut self, options: InboxOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Attempts and backoff.
+    pub fn retry(mut self, retry: RetryPolicy) -> Self {
+        self.options.retry = retry;
+        self
+    }
+
+    /// The outbox handlers put into.
+    pub fn outbox(mut self, outbox: Outbox<S>) -> Self {
+        self.outbox = outbox;
+        self
+    }
+
+    /// The clock of tests.
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// The crash points of tests.
+    #[doc(hidden)]
+    pub fn probe(mut self, probe: Probe) -> Self {
+        self.probe = probe;
+        self
+    }
+
+    /// The inbox.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] if two handlers share a key, or if a handler's markers
+    /// would be forgotten before the transport has stopped redelivering.
+    pub fn build(self) -> Result<Inbox<S>> {
+        let mut keys = BTreeSet::new();
+        for handler in &self.handlers {
+            let key = handler.key();
+            if !keys.insert(key) {
+                return Err(Error::new(Kind::Config, format!("two handlers have the key {key}")));
+            }
+            let (kept, horizon) = (handler.options().retention, self.options.redelivery_horizon);
+            if kept < horizon {
+                return Err(Error::new(
+                    Kind::Config,
+                    format!(
+                        "handler {key} keeps its markers for {kept:?}, but messages may be redelivered for {horizon:?}: \
+                         raise the handler's retention, or lower `redelivery_horizon` if the transport really gives up earlier"
+                    ),
+                ));
+            }
+        }
+        let inner = Inner {
+            store: self.store,
+            channel: self.channel,
+            outbox: self.outbox,
+            handlers: self.handlers,
+            options: self.options,
+            flights: Flights::default(),
+            clock: self.clock,
+            probe: self.probe,
+        };
+        Ok(Inbox { inner: Arc::new(inner) })
+    }
+}

@@ -1,0 +1,199 @@
+//! What a handler is: a key, a message type, and an effect inside a transaction.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use oncebox_core::handler::MessageKey;
+use oncebox_core::store::Store;
+use oncebox_core::{Envelope, HandlerError, HandlerKey, KeySelector, Message, MissingId, Result};
+
+use super::context::Context;
+
+/// What can be chosen about a handler, beside its key.
+#[derive(Clone, Debug)]
+pub struct HandlerOptions {
+    /// How long its markers are kept. Default 7 days.
+    pub retention: Duration,
+    /// What tells two messages apart. Default: source and id.
+    pub selector: KeySelector,
+    /// What to do with a message that has no key. Default: bury it.
+    pub missing_id: MissingId,
+    /// How long one run may take; `None` takes the inbox's timeout.
+    pub timeout: Option<Duration>,
+}
+
+impl Default for HandlerOptions {
+    fn default() -> Self {
+        Self {
+            retention: Duration::from_secs(7 * 24 * 3600),
+            selector: KeySelector::default(),
+            missing_id: MissingId::default(),
+            timeout: None,
+        }
+    }
+}
+
+/// Handles messages of one type inside a transaction of type `Tx` (the
+/// driver's connection, for instance `sqlx::PgConnection`).
+///
+/// What it writes through the context happens once per message. What it does
+/// elsewhere may be repeated, if the transaction rolls back afterwards.
+pub trait Handler<Tx>: Send + Sync + 'static {
+    /// What it takes.
+    type Message: Message;
+
+    /// Its stable key, unique within an inbox.
+    fn key(&self) -> HandlerKey;
+
+    /// What was chosen for it.
+    fn options(&self) -> HandlerOptions {
+        HandlerOptions::default()
+    }
+
+    /// A business key that tells two messages apart, instead of the selector's.
+    fn business_key(&self, _message: &Self::Message) -> Option<String> {
+        None
+    }
+
+    /// The effect. It cannot commit: the transaction is only lent.
+    fn handle(
+        &self,
+        cx: &mut Context<'_, Tx>,
+        message: Self::Message,
+    ) -> impl Future<Output = Result<(), HandlerError>> + Send;
+}
+
+/// Implemented by every `async fn(&mut Tx, M) -> Result<(), HandlerError>`.
+pub trait HandlerFn<'t, Tx: 't, M>: Send + Sync {
+    /// The running function.
+    type Future: Future<Output = Result<(), HandlerError>> + Send + 't;
+    /// Calls it.
+    fn call(&self, tx: &'t mut Tx, message: M) -> Self::Future;
+}
+
+impl<'t, Tx: 't, M, F, Fut> HandlerFn<'t, Tx, M> for F
+where
+    F: Fn(&'t mut Tx, M) -> Fut + Send + Sync,
+    Fut: Future<Output = Result<(), HandlerError>> + Send + 't,
+{
+    type Future = Fut;
+
+    fn call(&self, tx: &'t mut Tx, message: M) -> Fut {
+        self(tx, message)
+    }
+}
+
+/// A plain function as a handler.
+#[derive(Debug)]
+pub struct FnHandler<M, F> {
+    key: HandlerKey,
+    function: F,
+    options: HandlerOptions,
+    message: PhantomData<fn(M)>,
+}
+
+/// Makes a function a handler under a stable key.
+pub fn on<M: Message, F>(key: HandlerKey, function: F) -> FnHandler<M, F> {
+    FnHandler { key, function, options: HandlerOptions::default(), message: PhantomData }
+}
+
+impl<M, F> FnHandler<M, F> {
+    /// What is chosen for it.
+    #[must_use]
+    pub fn options(mut self, options: HandlerOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// How long its markers are kept.
+    #[must_use]
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.options.retention = retention;
+        self
+    }
+
+    /// What tells two messages apart.
+    #[must_use]
+    pub fn keyed_by(mut self, selector: KeySelector) -> Self {
+        self.options.selector = selector;
+        self
+    }
+}
+
+impl<Tx, M, F> Handler<Tx> for FnHandler<M, F>
+where
+    Tx: Send + 'static,
+    M: Message,
+    F: for<'t> HandlerFn<'t, Tx, M> + 'static,
+{
+    type Message = M;
+
+    fn key(&self) -> HandlerKey {
+        self.key
+    }
+
+    fn options(&self) -> HandlerOptions {
+        self.options.clone()
+    }
+
+    async fn handle(&self, cx: &mut Context<'_, Tx>, message: M) -> Result<(), HandlerError> {
+        self.function.call(cx.tx(), message).await
+    }
+}
+
+/// A handler whose message type is forgotten, so that a list can hold it.
+pub(super) trait Erased<S: Store>: Send + Sync {
+    fn key(&self) -> HandlerKey;
+    fn name(&self) -> &'static str;
+    fn options(&self) -> &HandlerOptions;
+    /// The message's key to this handler, or an error if the body cannot be decoded.
+    fn message_key(&self, envelope: &Envelope) -> Result<Option<MessageKey>>;
+    fn handle<'a>(&'a self, cx: &'a mut Context<'_, S::Tx>) -> BoxFuture<'a, Result<(), HandlerError>>;
+}
+
+pub(super) struct Registered<H> {
+    handler: H,
+    options: HandlerOptions,
+}
+
+impl<H> Registered<H> {
+    pub(super) fn new<Tx>(handler: H) -> Self
+    where
+        H: Handler<Tx>,
+    {
+        Self { options: handler.options(), handler }
+    }
+}
+
+impl<S: Store, H: Handler<S::Tx>> Erased<S> for Registered<H> {
+    fn key(&self) -> HandlerKey {
+        self.handler.key()
+    }
+
+    fn name(&self) -> &'static str {
+        H::Message::NAME
+    }
+
+    fn options(&self) -> &HandlerOptions {
+        &self.options
+    }
+
+    fn message_key(&self, envelope: &Envelope) -> Result<Option<MessageKey>> {
+        let message = H::Message::decode(&envelope.payload)?;
+        let business = self.handler.business_key(&message).filter(|key| !key.is_empty());
+        Ok(match business {
+            Some(key) => Some(MessageKey::business(&key)),
+            None => self.options.selector.select(envelope),
+        })
+    }
+
+    fn handle<'a>(&'a self, cx: &'a mut Context<'_, S::Tx>) -> BoxFuture<'a, Result<(), HandlerError>> {
+        // Decoded for every run: a unit that is run again needs a message of its own.
+        match H::Message::decode(&cx.envelope().payload) {
+            Ok(message) => Box::pin(self.handler.handle(cx, message)),
+            Err(error) => Box::pin(std::future::ready(Err(HandlerError::permanent(error)))),
+        }
+    }
+}

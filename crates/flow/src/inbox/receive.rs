@@ -1,0 +1,250 @@
+//! One handler, one message, one transaction.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use oncebox_core::handler::MessageKey;
+use oncebox_core::store::{Dedup, Mailbox, Mark, Marked};
+use oncebox_core::{Digest, Envelope, Error, HandlerError, HandlerKey, Kind, MissingId, Outcome, Result};
+
+use super::context::Context;
+use super::handler::Erased;
+use super::{Inbox, Inner};
+use crate::chance;
+use crate::crash::CrashPoint;
+use crate::telemetry;
+
+/// How often an unknown commit is looked up before the delivery is handed back.
+const LOOKUPS: u32 = 3;
+/// The longest wait between two runs of a contended unit.
+const CONTENTION_WAIT: Duration = Duration::from_millis(20);
+
+/// Why a unit did not end in an outcome.
+enum Interrupt {
+    /// The database wants it run again from the start.
+    Rerun(String),
+    /// It ended, this way.
+    Ended(Outcome),
+}
+
+impl From<Error> for Interrupt {
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            Kind::Contention => Self::Rerun(error.chain()),
+            kind => Self::Ended(Outcome::of_error(kind, error.chain())),
+        }
+    }
+}
+
+/// What identifies one run.
+struct Unit<S: Mailbox + Dedup> {
+    inner: Arc<Inner<S>>,
+    handler: Arc<dyn Erased<S>>,
+    envelope: Arc<Envelope>,
+    attempt: u32,
+    key: Option<MessageKey>,
+    digest: Digest,
+}
+
+impl<S: Mailbox + Dedup> Inbox<S> {
+    pub(super) async fn receive_by(
+        &self,
+        handler: &Arc<dyn Erased<S>>,
+        envelope: &Arc<Envelope>,
+        attempt: u32,
+    ) -> Outcome {
+        let digest = envelope.digest();
+        let key = match message_key(handler.as_ref(), envelope, &digest) {
+            Ok(key) => key,
+            Err(refused) => return refused,
+        };
+        let seat = match &key {
+            None => None,
+            Some(key) => match self.inner.flights.board(handler.key(), &envelope.tenant, key) {
+                None => return Outcome::Busy,
+                seat => seat,
+            },
+        };
+        let unit = Unit {
+            inner: Arc::clone(&self.inner),
+            handler: Arc::clone(handler),
+            envelope: Arc::clone(envelope),
+            attempt,
+            key,
+            digest,
+        };
+        // In a task of its own: a caller that goes away must not cancel a
+        // transaction half-way, and a panic must not take the consumer along.
+        let task = tokio::spawn(async move {
+            let outcome = unit.run().await;
+            drop(seat);
+            outcome
+        });
+        task.await.unwrap_or_else(|died| Outcome::Failed {
+            reason: format!("the handler's task died: {died}"),
+            retry_after: None,
+        })
+    }
+}
+
+fn message_key<S: Mailbox + Dedup>(
+    handler: &dyn Erased<S>,
+    envelope: &Envelope,
+    digest: &Digest,
+) -> Result<Option<MessageKey>, Outcome> {
+    let selected = handler
+        .message_key(envelope)
+        .map_err(|error| Outcome::Refused { code: "undecodable", reason: error.chain() })?;
+    match (selected, handler.options().missing_id) {
+        (Some(key), _) => Ok(Some(key)),
+        (None, MissingId::ContentHash) => Ok(Some(MessageKey::business(&digest.to_string()))),
+        (None, MissingId::AllowUnkeyed) => {
+            telemetry::unkeyed(handler.key().as_str());
+            Ok(None)
+        }
+        (None, _) => {
+            let reason = format!("the message has no {:?} to tell it from others", handler.options().selector);
+            Err(Outcome::Refused { code: "missing_id", reason })
+        }
+    }
+}
+
+impl<S: Mailbox + Dedup> Unit<S> {
+    async fn run(&self) -> Outcome {
+        for rerun in 0..=self.inner.options.reruns {
+            match self.once().await {
+                Ok(outcome) | Err(Interrupt::Ended(outcome)) => return outcome,
+                Err(Interrupt::Rerun(reason)) => tracing::debug!(handler = %self.key(), rerun, reason, "inbox.rerun"),
+            }
+            tokio::time::sleep(CONTENTION_WAIT.mul_f64(chance::draw())).await;
+        }
+        Outcome::Busy
+    }
+
+    async fn once(&self) -> Result<Outcome, Interrupt> {
+        let store = &self.inner.store;
+        self.inner.probe.reach(CrashPoint::C1).await?;
+        let mut begun = store.begin().await?;
+        let marked = match self.mark() {
+            None => Ok(Marked::First),
+            Some(mark) => store.mark(&mut begun, &mark, self.inner.clock.now()).await,
+        };
+        match marked {
+            Ok(Marked::First) => {}
+            other => {
+                store.rollback(begun).await.ok();
+                return Ok(self.not_first(other?));
+            }
+        }
+        self.inner.probe.reach(CrashPoint::C2).await?;
+        let reply = match self.handle(&mut begun).await {
+            Ok(reply) => reply,
+            Err(interrupt) => {
+                store.rollback(begun).await.ok();
+                return Err(interrupt);
+            }
+        };
+        if let (Some(mark), Some(reply)) = (self.mark(), &reply) {
+            store.reply(&mut begun, &mark, reply).await?;
+        }
+        self.inner.probe.reach(CrashPoint::C3).await?;
+        match store.commit(begun).await {
+            Ok(()) => {}
+            Err(error) if error.kind() == Kind::CommitUnknown => return Ok(self.resolve(error).await),
+            Err(error) => return Err(error.into()),
+        }
+        self.inner.probe.reach(CrashPoint::C5).await?;
+        Ok(Outcome::Done { result: reply })
+    }
+
+    fn key(&self) -> HandlerKey {
+        self.handler.key()
+    }
+
+    fn mark(&self) -> Option<Mark<'_>> {
+        let retention = self.handler.options().retention;
+        // A marker may be purged once it is `retention` old; a margin keeps the
+        // gate shut before that, whatever the janitor's timing.
+        let window = retention - (retention / 8).min(Duration::from_secs(24 * 3600));
+        let handler = self.handler.key().as_str();
+        self.key.as_ref().map(|key| Mark {
+            tenant: &self.envelope.tenant,
+            handler,
+            key,
+            digest: self.digest,
+            time: self.envelope.time,
+            window: self.inner.options.age_gate.then_some(window),
+        })
+    }
+
+    fn not_first(&self, marked: Marked) -> Outcome {
+        let refused = |code, reason: &str| Outcome::Refused { code, reason: reason.to_owned() };
+        match marked {
+            Marked::Duplicate { result } => Outcome::Duplicate { result },
+            Marked::Conflict => refused("id_conflict", "another body was handled under the same key"),
+            Marked::TooOld => refused("too_old", "the message is older than what the markers can prove"),
+            Marked::First => Outcome::Busy,
+        }
+    }
+
+    async fn handle(&self, tx: &mut S::Tx) -> Result<Option<Vec<u8>>, Interrupt> {
+        let mut cx = Context::new(tx, &self.envelope, self.attempt, &self.inner.outbox);
+        let limit = self.handler.options().timeout.unwrap_or(self.inner.options.timeout);
+        let run = AssertUnwindSafe(self.handler.handle(&mut cx)).catch_unwind();
+        let failed = |reason| Interrupt::Ended(Outcome::Failed { reason, retry_after: None });
+        match tokio::time::timeout(limit, run).await {
+            Ok(Ok(Ok(()))) => Ok(cx.into_reply()),
+            Ok(Ok(Err(error))) => Err(self.judge(error)),
+            Ok(Err(panic)) => Err(failed(format!("the handler panicked: {}", panic_text(panic.as_ref())))),
+            Err(_elapsed) => Err(failed(format!("the handler took longer than {limit:?}"))),
+        }
+    }
+
+    /// What a handler's error means: the database's troubles are not the message's fault.
+    fn judge(&self, error: HandlerError) -> Interrupt {
+        let reason = error.chain();
+        let kind = self.inner.store.classify(error.cause());
+        match (error, kind) {
+            (HandlerError::Permanent(_), _) => {
+                Interrupt::Ended(Outcome::Refused { code: "permanent", reason })
+            }
+            (_, Some(Kind::Contention)) => Interrupt::Rerun(reason),
+            (_, Some(kind)) if kind.is_transient() => Interrupt::Ended(Outcome::of_error(kind, reason)),
+            (HandlerError::RetryAfter(delay, _), _) => {
+                Interrupt::Ended(Outcome::Failed { reason, retry_after: Some(delay) })
+            }
+            _ => Interrupt::Ended(Outcome::Failed { reason, retry_after: None }),
+        }
+    }
+
+    /// Finds out what became of a commit whose answer was lost, by asking for
+    /// the same marker again: the unique index waits for a commit still under
+    /// way. Never a guess: what cannot be found out comes again.
+    async fn resolve(&self, unknown: Error) -> Outcome {
+        let (store, Some(mark)) = (&self.inner.store, self.mark()) else {
+            return Outcome::Unavailable { reason: unknown.chain() };
+        };
+        for _ in 0..LOOKUPS {
+            let asked = async {
+                let mut begun = store.begin().await?;
+                let marked = store.mark(&mut begun, &mark, self.inner.clock.now()).await;
+                store.rollback(begun).await.ok();
+                marked
+            };
+            match asked.await {
+                Ok(Marked::Duplicate { result }) => return Outcome::Done { result },
+                Ok(_) => return Outcome::Unavailable { reason: format!("not committed: {}", unknown.chain()) },
+                Err(error) => tracing::debug!(handler = %self.key(), kind = error.kind().name(), "inbox.commit_unknown"),
+            }
+            tokio::time::sleep(CONTENTION_WAIT).await;
+        }
+        Outcome::Unavailable { reason: unknown.chain() }
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -1,0 +1,133 @@
+//! Forgets what nobody needs any more, a bounded batch at a time.
+//!
+//! Never on the request path, never a dead letter, never a row some sink has
+//! not settled, and never by this process's clock.
+
+use std::time::Duration;
+
+use oncebox_core::store::{Purge, Retention};
+use oncebox_core::{Error, HandlerKey, Kind, Result};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::clock::Clock;
+use crate::telemetry;
+
+/// Rows deleted by one statement.
+const BATCH: usize = 5_000;
+/// Statements per table and sweep; the rest waits for the next sweep.
+const BATCHES_PER_SWEEP: usize = 200;
+/// Settled messages are kept at least this long, for replay after a broker lost them.
+const SHORTEST_OUTBOX: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// What a sweep deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Settled rows of the log.
+    pub outbox: usize,
+    /// Markers.
+    pub markers: usize,
+}
+
+/// Deletes settled outbox rows and markers when they are old enough.
+#[derive(Debug)]
+pub struct Janitor<S> {
+    store: S,
+    outbox: Duration,
+    markers: Vec<(HandlerKey, Duration)>,
+    interval: Duration,
+    clock: Clock,
+}
+
+impl<S: Retention> Janitor<S> {
+    /// A janitor that keeps settled messages for seven days and sweeps every ten minutes.
+    #[must_use]
+    pub fn new(store: S) -> Self {
+        Self {
+            store,
+            outbox: 7 * DAY,
+            markers: Vec::new(),
+            interval: Duration::from_secs(600),
+            clock: Clock::default(),
+        }
+    }
+
+    /// How long settled messages are kept.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] below an hour: a broker that loses what it confirmed
+    /// could not be helped any more.
+    pub fn outbox(mut self, kept: Duration) -> Result<Self> {
+        if kept < SHORTEST_OUTBOX {
+            return Err(Error::new(
+                Kind::Config,
+                format!("settled messages must be kept for at least {SHORTEST_OUTBOX:?}, not {kept:?}"),
+            ));
+        }
+        self.outbox = kept;
+        Ok(self)
+    }
+
+    /// The handlers whose markers it purges, and how long each is kept; take
+    /// it from [`Inbox::retentions`](crate::Inbox::retentions), which has
+    /// checked the windows.
+    #[must_use]
+    pub fn markers(mut self, markers: impl IntoIterator<Item = (HandlerKey, Duration)>) -> Self {
+        self.markers.extend(markers);
+        self
+    }
+
+    /// The time between two sweeps.
+    #[must_use]
+    pub const fn interval(mut self, interval: Duration) -> Self {
+        self.interval = interval;
+        self
+    }
+
+    /// The clock of tests.
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// One sweep over everything.
+    ///
+    /// # Errors
+    /// By kind of the failed statement; what was deleted stays deleted.
+    pub async fn sweep(&self) -> Result<Swept> {
+        let mut swept = Swept { outbox: self.purge(&Purge::Outbox(self.outbox)).await?, markers: 0 };
+        for (handler, older_than) in &self.markers {
+            let purge = Purge::Markers { handler: handler.as_str().to_owned(), older_than: *older_than };
+            swept.markers += self.purge(&purge).await?;
+        }
+        self.purge(&Purge::Relays(DAY)).await?;
+        telemetry::purged("outbox", swept.outbox);
+        telemetry::purged("marker", swept.markers);
+        Ok(swept)
+    }
+
+    async fn purge(&self, purge: &Purge) -> Result<usize> {
+        let mut total = 0;
+        for _ in 0..BATCHES_PER_SWEEP {
+            let deleted = self.store.purge(purge, BATCH, self.clock.now()).await?;
+            total += deleted;
+            if deleted < BATCH {
+                break;
+            }
+        }
+        Ok(total)
+    }
+
+    /// Sweeps until `stop` is cancelled. Errors are reported and tried again
+    /// at the next sweep.
+    pub async fn run(self, stop: CancellationToken) {
+        while stop.run_until_cancelled(tokio::time::sleep(self.interval)).await.is_some() {
+            match self.sweep().await {
+                Ok(swept) => info!(outbox = swept.outbox, markers = swept.markers, "janitor.swept"),
+                Err(error) => warn!(error = error.chain(), "janitor.sweep_failed"),
+            }
+        }
+    }
+}

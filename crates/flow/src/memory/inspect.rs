@@ -1,0 +1,89 @@
+//! What operators see of the store.
+
+use oncebox_core::Timestamp;
+use oncebox_core::inspect::{BoxFuture, COUNT_CAP, Inspect, SinkStatus, Status};
+use oncebox_core::log::{ParkedRow, Position};
+
+use super::parking::Stand;
+use super::state::{Log, Logged, Sink, State};
+use super::store::{MemoryStore, at};
+
+impl Inspect for MemoryStore {
+    fn status(&self) -> BoxFuture<'_, oncebox_core::Result<Status>> {
+        Box::pin(async { Ok(status(&self.state(), at(None))) })
+    }
+
+    fn parked(&self, limit: usize) -> BoxFuture<'_, oncebox_core::Result<Vec<ParkedRow>>> {
+        Box::pin(async move { Ok(parked(&self.state(), limit)) })
+    }
+}
+
+fn status(state: &State, now: Timestamp) -> Status {
+    let relayed = state.sinks.iter().filter(|(_, sink)| !sink.cursors.is_empty());
+    Status {
+        logged: capped(state.log.rows().len()),
+        scheduled: capped(state.log.scheduled()),
+        sinks: relayed.map(|(name, sink)| sink_status(name, sink, &state.log, now)).collect(),
+        markers: capped(state.markers.count()),
+        dead_letters: capped(state.graveyard.letters().len()),
+    }
+}
+
+fn sink_status(name: &str, sink: &Sink, log: &Log, now: Timestamp) -> SinkStatus {
+    let standing =
+        |wanted: &str| capped(sink.parked.rows().values().filter(|row| row.stand.name() == wanted).count());
+    let oldest = pending(sink, log).map(|(_, row)| row.created_at).min();
+    SinkStatus {
+        sink: name.to_owned(),
+        pending: capped(pending(sink, log).take(usize::try_from(COUNT_CAP).unwrap_or(usize::MAX)).count()),
+        oldest: oldest.map(|created_at| now.since(created_at)),
+        waiting: standing("waiting"),
+        behind: standing("behind"),
+        dead: standing(Stand::Dead.name()),
+        relays: capped(sink.members.values().filter(|seen_until| **seen_until > now).count()),
+        unowned_shards: capped(
+            sink.cursors.values().filter(|place| place.lease_until.is_none_or(|until| until < now)).count(),
+        ),
+        moved_at: sink.cursors.values().filter_map(|place| place.moved_at).max(),
+    }
+}
+
+/// Rows this sink has not settled: above their shard's cursor, or a hole of it.
+fn pending<'a>(sink: &'a Sink, log: &'a Log) -> impl Iterator<Item = (Position, &'a Logged)> {
+    let start = sink.cursors.values().map(|place| place.position).min().unwrap_or(0);
+    let holes = sink.cursors.iter().flat_map(move |(shard, place)| {
+        let rows = place.holes.iter().filter_map(|hole| log.rows().get(hole).map(|row| (*hole, row)));
+        rows.filter(move |(_, row)| row.shard == *shard)
+    });
+    let above = log.rows().range(start.saturating_add(1)..).map(|(position, row)| (*position, row));
+    let above = above.filter(|(position, row)| {
+        sink.cursors.get(&row.shard).is_none_or(|place| *position > place.position)
+    });
+    holes.chain(above)
+}
+
+fn parked(state: &State, limit: usize) -> Vec<ParkedRow> {
+    let mut rows: Vec<ParkedRow> = Vec::new();
+    for (name, sink) in &state.sinks {
+        rows.extend(sink.parked.rows().iter().filter_map(|(position, row)| {
+            let envelope = &state.log.rows().get(position)?.envelope;
+            Some(ParkedRow {
+                sink: name.clone(),
+                position: *position,
+                id: envelope.id.clone(),
+                kind: envelope.kind.clone(),
+                state: row.stand.name().to_owned(),
+                attempts: row.attempts,
+                reason: row.reason.clone(),
+                since: row.since,
+            })
+        }));
+    }
+    rows.sort_by_key(|row| (row.since, row.position));
+    rows.truncate(limit);
+    rows
+}
+
+fn capped(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(COUNT_CAP).min(COUNT_CAP)
+}

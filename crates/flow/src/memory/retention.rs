@@ -1,0 +1,124 @@
+//! Forgetting what everybody has settled.
+
+use std::collections::HashSet;
+
+use oncebox_core::log::Position;
+use oncebox_core::store::Purge;
+use oncebox_core::{Result, Retention, Timestamp};
+
+use super::state::State;
+use super::store::{MemoryStore, at};
+
+impl Retention for MemoryStore {
+    async fn purge(&self, purge: &Purge, limit: usize, now: Option<Timestamp>) -> Result<usize> {
+        self.write(|state| {
+            let now = at(now);
+            match purge {
+                Purge::Outbox(age) => purge_log(state, limit, now.minus(*age)),
+                Purge::Markers { handler, older_than } => {
+                    state.markers.purge(handler, limit, now.minus(*older_than))
+                }
+                Purge::Relays(age) => purge_members(state, limit, now.minus(*age)),
+            }
+        })
+        .await
+    }
+}
+
+/// Walks up from the lowest position and stops at the first row that is too young.
+fn purge_log(state: &mut State, limit: usize, cutoff: Timestamp) -> usize {
+    let places = || state.sinks.values().flat_map(|sink| sink.cursors.values());
+    // Nobody has settled anything where nobody has a cursor.
+    let Some(settled) = places().map(|place| place.position).min() else { return 0 };
+    let holes: HashSet<Position> = places().flat_map(|place| place.holes.iter().copied()).collect();
+    let is_kept = |position: &Position| {
+        holes.contains(position) || state.sinks.values().any(|sink| sink.parked.rows().contains_key(position))
+    };
+    let old = state.log.rows().range(..=settled).take_while(|(_, row)| row.created_at < cutoff);
+    let purged: Vec<Position> =
+        old.map(|(position, _)| *position).filter(|position| !is_kept(position)).take(limit).collect();
+    for position in &purged {
+        state.log.remove(*position);
+    }
+    purged.len()
+}
+
+fn purge_members(state: &mut State, limit: usize, cutoff: Timestamp) -> usize {
+    let mut purged = 0;
+    for sink in state.sinks.values_mut() {
+        sink.members.retain(|_, seen_until| {
+            let is_gone = purged < limit && *seen_until < cutoff;
+            purged += usize::from(is_gone);
+            !is_gone
+        });
+    }
+    purged
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use oncebox_core::log::{ClaimRequest, Park, Parking, Settlement, Window};
+    use oncebox_core::{Envelope, Mailbox, Store};
+
+    use super::*;
+
+    fn seconds(seconds: i64) -> Option<Timestamp> {
+        Some(Timestamp::from_micros(seconds * 1_000_000))
+    }
+
+    async fn store_of(rows: usize) -> MemoryStore {
+        let store = MemoryStore::new();
+        let mut tx = store.begin().await.unwrap();
+        for n in 1..=rows {
+            let (id, destination) = (n.to_string(), "d".to_owned());
+            let envelope =
+                Envelope { id, destination, source: "s".into(), kind: "k".into(), ..Envelope::default() };
+            store.put(&mut tx, &[envelope], seconds(0)).await.unwrap();
+        }
+        store.commit(tx).await.unwrap();
+        store
+    }
+
+    async fn settle(store: &MemoryStore, sink: &str, progress: (Position, Vec<Position>), park: Vec<Park>) {
+        let request = ClaimRequest { sink: sink.into(), holder: "me".into(), lease: Duration::from_secs(10) };
+        let cursors = store.claim(&request, seconds(0)).await.unwrap();
+        let fences = cursors.iter().map(|cursor| (cursor.shard, cursor.fence)).collect();
+        let sink = sink.to_owned();
+        let settlement = Settlement { sink, fences, progress: Some(progress), park, ..Settlement::default() };
+        store.settle(&settlement, seconds(0)).await.unwrap();
+    }
+
+    async fn positions(store: &MemoryStore) -> Vec<Position> {
+        let window = Window { shards: &[0, 1, 2, 3, 4, 5, 6, 7], after: 0, holes: &[], limit: 100 };
+        store.read(window).await.unwrap().rows.iter().map(|row| row.position).collect()
+    }
+
+    #[tokio::test]
+    async fn only_old_rows_that_every_sink_has_settled_are_purged() {
+        let store = store_of(8).await;
+        let outbox = Purge::Outbox(Duration::from_secs(60));
+        assert_eq!(store.purge(&outbox, 10, seconds(100)).await.unwrap(), 0, "no sink, no proof");
+        let dead =
+            Park { position: 3, shard: 3, lane: None, parking: Parking::Dead, attempts: 1, reason: None };
+        settle(&store, "a", (7, vec![2]), vec![dead]).await;
+        settle(&store, "b", (6, vec![]), vec![]).await;
+
+        assert_eq!(store.purge(&outbox, 10, seconds(60)).await.unwrap(), 0, "not older than that");
+        assert_eq!(store.purge(&outbox, 2, seconds(100)).await.unwrap(), 2);
+        assert_eq!(store.purge(&outbox, 10, seconds(100)).await.unwrap(), 2);
+
+        assert_eq!(positions(&store).await, [2, 3, 7, 8]);
+    }
+
+    #[tokio::test]
+    async fn relays_are_forgotten_when_they_have_not_been_seen_for_long() {
+        let store = store_of(0).await;
+        settle(&store, "a", (0, vec![]), vec![]).await;
+        let relays = Purge::Relays(Duration::from_secs(60));
+
+        assert_eq!(store.purge(&relays, 10, seconds(70)).await.unwrap(), 0);
+        assert_eq!(store.purge(&relays, 10, seconds(71)).await.unwrap(), 1);
+    }
+}

@@ -1,0 +1,240 @@
+//! Station 2 of the walk: a message is put into the caller's transaction.
+//!
+//! From: the business code, which holds a transaction. Here: the envelope is
+//! filled in, checked and inserted. To: the log, if the transaction commits.
+
+mod draft;
+mod unit;
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use oncebox_core::{Envelope, Error, Kind, Limits, Mailbox, Message, Once, Result, Transaction};
+
+pub use draft::Draft;
+pub use unit::Unit;
+
+use crate::chance;
+use crate::clock::Clock;
+use crate::crash::Probe;
+use crate::wakeup::Wakeup;
+
+type Enrich = dyn Fn(&mut Envelope) + Send + Sync;
+
+/// Where messages of one type go, and how large they may be there.
+#[derive(Clone, Debug)]
+struct Route {
+    destination: Cow<'static, str>,
+    limits: Option<Limits>,
+}
+
+/// Puts messages into the caller's transaction.
+///
+/// A message leaves if and only if that transaction commits. `put` takes a
+/// transaction by type: a pool or a bare connection does not compile.
+///
+/// Cheap to clone; no I/O until a message is put.
+#[derive(Clone)]
+pub struct Outbox<S> {
+    store: S,
+    source: String,
+    limits: Limits,
+    routes: Arc<HashMap<&'static str, Route>>,
+    enrich: Option<Arc<Enrich>>,
+    wakeup: Wakeup,
+    clock: Clock,
+    probe: Probe,
+}
+
+impl<S: fmt::Debug> fmt::Debug for Outbox<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox").field("store", &self.store).field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+impl<S: Mailbox> Outbox<S> {
+    /// An outbox on `store`.
+    #[must_use]
+    pub fn new(store: S) -> Self {
+        Self {
+            store,
+            source: "oncebox".into(),
+            limits: Limits::default(),
+            routes: Arc::default(),
+            enrich: None,
+            wakeup: Wakeup::new(),
+            clock: Clock::Database,
+            probe: Probe::default(),
+        }
+    }
+
+    /// Who the messages come from (CloudEvents `source`). Ids are unique within it.
+    #[must_use]
+    pub fn source(mut self, source: impl Into<String>) -> Self {
+        self.source = source.into();
+        self
+    }
+
+    /// What messages may carry; the defaults fit every transport.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sends messages of type `M` to `destination`.
+    #[must_use]
+    pub fn route<M: Message>(self, destination: impl Into<Cow<'static, str>>) -> Self {
+        self.routed::<M>(Route { destination: destination.into(), limits: None })
+    }
+
+    /// Sends messages of type `M` to `destination`, which takes messages of its own size.
+    #[must_use]
+    pub fn route_within<M: Message>(self, destination: impl Into<Cow<'static, str>>, limits: Limits) -> Self {
+        self.routed::<M>(Route { destination: destination.into(), limits: Some(limits) })
+    }
+
+    fn routed<M: Message>(mut self, route: Route) -> Self {
+        Arc::make_mut(&mut self.routes).insert(M::NAME, route);
+        self
+    }
+
+    /// Called on every envelope before it is checked: the place to capture
+    /// trace context, tenant or correlation from the caller's surroundings.
+    #[must_use]
+    pub fn enrich(mut self, enrich: impl Fn(&mut Envelope) + Send + Sync + 'static) -> Self {
+        self.enrich = Some(Arc::new(enrich));
+        self
+    }
+
+    /// The signal that is given when something was put.
+    #[must_use]
+    pub fn wakeup(mut self, wakeup: Wakeup) -> Self {
+        self.wakeup = wakeup;
+        self
+    }
+
+    /// The clock of tests.
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// The crash points of tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn probe(mut self, probe: Probe) -> Self {
+        self.probe = probe;
+        self
+    }
+
+    /// The store below.
+    pub const fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// Puts one message and answers with its id.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] if it exceeds a limit, which leaves the transaction
+    /// usable; otherwise by kind of the failed statement.
+    pub async fn put<M: Message>(&self, tx: &mut impl Transaction<S>, message: &M) -> Result<String> {
+        self.put_on(tx.connection(), message).await
+    }
+
+    /// Puts many messages with one statement and answers with their ids.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); on [`Kind::Invalid`] none of them was put.
+    pub async fn put_all<'m, M: Message>(
+        &self,
+        tx: &mut impl Transaction<S>,
+        messages: impl IntoIterator<Item = &'m M> + Send,
+    ) -> Result<Vec<String>> {
+        let envelopes: Result<Vec<_>> = messages.into_iter().map(|message| self.envelope(message)).collect();
+        self.put_envelopes(tx.connection(), envelopes?).await
+    }
+
+    /// A message to be given a key, headers, a due time and so on before it is put.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] if it cannot be encoded.
+    pub fn message<M: Message>(&self, message: &M) -> Result<Draft<'_, S>> {
+        Ok(Draft::new(self, self.envelope(message)?))
+    }
+
+    /// Puts a message on a bare connection. The name says it: nothing proves
+    /// that a transaction is open, and without one the message leaves at once.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn put_on<M: Message>(&self, connection: &mut S::Tx, message: &M) -> Result<String> {
+        let envelope = self.envelope(message)?;
+        let id = envelope.id.clone();
+        self.put_envelopes(connection, vec![envelope]).await?;
+        Ok(id)
+    }
+
+    /// Puts envelopes as they are, except for what `source` and `enrich` add.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); [`Kind::Conflict`] if an id is already in the outbox.
+    pub async fn put_envelopes(&self, connection: &mut S::Tx, mut envelopes: Vec<Envelope>) -> Result<Vec<String>> {
+        for envelope in &mut envelopes {
+            self.complete(envelope)?;
+        }
+        self.insert(connection, envelopes).await
+    }
+
+    async fn insert(&self, connection: &mut S::Tx, envelopes: Vec<Envelope>) -> Result<Vec<String>> {
+        let put = self.store.put(connection, &envelopes, self.clock.now()).await?;
+        self.wakeup.hint();
+        for (envelope, once) in envelopes.iter().zip(put) {
+            if once == Once::Duplicate {
+                return Err(Error::new(
+                    Kind::Conflict,
+                    format!("a message with id {:?} of source {:?} is already in the outbox", envelope.id, envelope.source),
+                ));
+            }
+        }
+        Ok(envelopes.into_iter().map(|envelope| envelope.id).collect())
+    }
+
+    /// Whether a message is committed: how a producer whose COMMIT got no
+    /// answer learns the truth. Waits for a commit that is still under way.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] or [`Kind::Busy`]: still unknown, ask again.
+    pub async fn holds(&self, envelope: &Envelope) -> Result<bool> {
+        self.store.holds(envelope).await
+    }
+
+    fn envelope<M: Message>(&self, message: &M) -> Result<Envelope> {
+        let mut envelope = Envelope::of(chance::message_id(), message)?;
+        self.redirect(&mut envelope);
+        Ok(envelope)
+    }
+
+    pub(crate) fn redirect(&self, envelope: &mut Envelope) {
+        if let Some(route) = self.routes.get(envelope.kind.as_str()) {
+            envelope.destination = route.destination.clone().into_owned();
+        }
+    }
+
+    fn complete(&self, envelope: &mut Envelope) -> Result<()> {
+        if envelope.source.is_empty() {
+            envelope.source.clone_from(&self.source);
+        }
+        if envelope.schema_version == 0 {
+            envelope.schema_version = 1;
+        }
+        if let Some(enrich) = &self.enrich {
+            enrich(envelope);
+        }
+        let route = self.routes.get(envelope.kind.as_str());
+        envelope.check(route.and_then(|route| route.limits.as_ref()).unwrap_or(&self.limits))
+    }
+}

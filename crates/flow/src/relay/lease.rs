@@ -1,0 +1,67 @@
+//! Which shards this relay may move, and until when.
+
+use std::time::Duration;
+
+use oncebox_core::Result;
+use oncebox_core::log::{ClaimRequest, Shard};
+use oncebox_core::store::Mailbox;
+use oncebox_core::transport::Publisher;
+use tokio::time::Instant;
+
+use super::lane::Lane;
+use super::{Progress, Relay};
+
+/// A claim and when it was asked for. The age is measured from before the
+/// request, on this machine's monotonic clock: the database's lease is always
+/// at least as fresh as this relay believes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lease {
+    asked: Instant,
+}
+
+impl Lease {
+    pub(super) fn age(self) -> Duration {
+        self.asked.elapsed()
+    }
+}
+
+impl<S: Mailbox, P: Publisher> Relay<S, P> {
+    /// Claims or renews when a third of the lease is over.
+    pub(super) async fn ensure_lease(&mut self) -> Result<()> {
+        let fresh = self.lease.is_some_and(|lease| lease.age() < self.options.lease / 3);
+        if fresh && self.has_time() {
+            return Ok(());
+        }
+        let asked = Instant::now();
+        let request = ClaimRequest {
+            sink: self.options.sink.clone(),
+            holder: self.holder.clone(),
+            lease: self.options.lease,
+        };
+        let cursors = self.store.claim(&request, self.clock.now()).await?;
+        self.lanes = Lane::regroup(std::mem::take(&mut self.lanes), cursors);
+        self.lease = Some(Lease { asked });
+        self.reload_blocked().await
+    }
+
+    /// Whether a batch started now is over before the lease is.
+    pub(super) fn has_time(&self) -> bool {
+        self.lease.is_some_and(|lease| lease.age() + self.options.publish_timeout < self.options.lease / 3 * 2)
+    }
+
+    pub(super) async fn reload_blocked(&mut self) -> Result<()> {
+        let shards: Vec<Shard> = self.lanes.iter().flat_map(Lane::shards).collect();
+        self.blocked.clear();
+        if !shards.is_empty() {
+            let (sink, skip_dead) = (&self.options.sink, self.options.skips_dead());
+            self.blocked.extend(self.store.blocked(sink, &shards, skip_dead).await?);
+        }
+        Ok(())
+    }
+}
+
+impl Progress {
+    pub(super) fn of_outage(reason: Option<String>) -> Self {
+        Self { outage: reason, ..Self::default() }
+    }
+}

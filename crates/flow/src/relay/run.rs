@@ -1,0 +1,153 @@
+//! The relay as a service: steps until it is told to stop.
+
+use std::time::Duration;
+
+use oncebox_core::store::Mailbox;
+use oncebox_core::transport::Publisher;
+use oncebox_core::{Error, Kind};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{Progress, Relay};
+use crate::chance;
+use crate::wakeup::Listener;
+
+/// The first wait after something happened; doubled while nothing does.
+const SHORTEST_WAIT: Duration = Duration::from_millis(2);
+
+/// What a relay did while it ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RelayReport {
+    /// Messages confirmed and settled.
+    pub published: u64,
+    /// Messages put beside the log.
+    pub parked: u64,
+    /// Passes that failed; each was tried again.
+    pub errors: u64,
+    /// Whether everything in flight was settled and the leases given back.
+    pub drained: bool,
+}
+
+impl<S: Mailbox, P: Publisher> Relay<S, P> {
+    /// Relays until `stop` is cancelled, then finishes what is in flight,
+    /// gives its leases back and returns. Errors never end it: it waits and
+    /// goes on.
+    pub async fn run(self, stop: CancellationToken) -> RelayReport {
+        let mut siblings = tokio::task::JoinSet::new();
+        for _ in 1..self.options.workers {
+            siblings.spawn(self.sibling().run_one(stop.clone()));
+        }
+        let mut report = self.run_one(stop).await;
+        while let Some(other) = siblings.join_next().await {
+            let other = other.unwrap_or_default();
+            report.published += other.published;
+            report.parked += other.parked;
+            report.errors += other.errors;
+            report.drained &= other.drained;
+        }
+        report
+    }
+
+    async fn run_one(mut self, stop: CancellationToken) -> RelayReport {
+        let mut report = RelayReport::default();
+        if !self.options.enabled {
+            info!(sink = self.options.sink, "relay.disabled");
+            stop.cancelled().await;
+            return RelayReport { drained: true, ..report };
+        }
+        info!(sink = self.options.sink, holder = self.holder, "relay.started");
+        self.stop = stop.clone();
+        let drain = self.options.drain;
+        let bounded = async {
+            stop.cancelled().await;
+            tokio::time::sleep(drain).await;
+        };
+        tokio::select! {
+            () = self.serve(&mut report) => report.drained = true,
+            () = bounded => warn!(sink = self.options.sink, "relay.drain_timed_out"),
+        }
+        let released = tokio::time::timeout(self.options.lease, self.release()).await;
+        report.drained &= matches!(released, Ok(Ok(())));
+        info!(sink = self.options.sink, published = report.published, drained = report.drained, "relay.stopped");
+        report
+    }
+
+    async fn serve(&mut self, report: &mut RelayReport) {
+        let mut hints = self.wakeup.listen();
+        let mut wait = SHORTEST_WAIT;
+        let mut failures = 0_u32;
+        while !self.stopping() {
+            match self.step().await {
+                Ok(progress) => {
+                    report.published += progress.published as u64;
+                    report.parked += progress.parked as u64;
+                    failures = self.note(&progress, failures);
+                    if progress.moved() {
+                        wait = SHORTEST_WAIT;
+                    }
+                }
+                // Another relay took over; what it holds is none of our business.
+                Err(error) if error.kind() == Kind::Fenced => info!(sink = self.options.sink, "relay.fenced"),
+                Err(error) => {
+                    report.errors += 1;
+                    failures += 1;
+                    self.complain(&error, failures);
+                }
+            }
+            if failures > 0 {
+                self.pause(self.failure_wait(failures)).await;
+                continue;
+            }
+            if self.rest(wait, &mut hints).await {
+                wait = SHORTEST_WAIT;
+            } else {
+                wait = (wait * 2).min(self.options.poll);
+            }
+        }
+    }
+
+    /// Counts outages in a row; says so once per outage.
+    fn note(&self, progress: &Progress, failures: u32) -> u32 {
+        match &progress.outage {
+            None => 0,
+            Some(reason) => {
+                if failures == 0 {
+                    warn!(sink = self.options.sink, reason, "relay.destination_unavailable");
+                }
+                failures + 1
+            }
+        }
+    }
+
+    fn complain(&self, error: &Error, failures: u32) {
+        if failures == 1 || failures.is_multiple_of(60) {
+            let (kind, error) = (error.kind().name(), error.chain());
+            warn!(sink = self.options.sink, kind, error, failures, "relay.pass_failed");
+        }
+    }
+
+    fn failure_wait(&self, failures: u32) -> Duration {
+        let step = self.options.error_backoff * failures.min(10);
+        step.mul_f64(0.5 + chance::draw() / 2.0)
+    }
+
+    async fn pause(&self, wait: Duration) {
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+
+    /// Waits; true if a hint cut it short.
+    async fn rest(&self, wait: Duration, hints: &mut Listener) -> bool {
+        tokio::select! {
+            () = self.stop.cancelled() => false,
+            () = tokio::time::sleep(wait) => false,
+            () = hints.hinted() => true,
+        }
+    }
+
+    pub(super) fn stopping(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+}

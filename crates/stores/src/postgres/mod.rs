@@ -1,0 +1,18 @@
+//! The PostgreSQL store.
+//!
+//! Many writers commit at once, so positions do not follow commit order:
+//! [`holes`] is where late commits are waited for without ever skipping one.
+//! Every statement is a file of its own in `sql/`.
+
+mod dedup;
+mod error;
+mod holes;
+mod inspect;
+mod mailbox;
+pub mod migrate;
+mod relay;
+mod retention;
+mod row;
+mod store;
+
+pub use store::{PostgresStore, pool_options};

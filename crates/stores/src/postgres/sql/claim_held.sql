@@ -1,0 +1,1 @@
+SELECT shard, fence, position, holes FROM oncebox.relay_cursor WHERE sink = $1 AND holder = $2 ORDER BY shard

@@ -1,0 +1,1 @@
+DELETE FROM oncebox.parked WHERE sink = $1 AND position = $2 AND state = 'dead' RETURNING tenant, ordering_key

@@ -1,0 +1,1 @@
+SELECT to_regclass('oncebox.migration') IS NOT NULL

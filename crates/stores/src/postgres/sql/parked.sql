@@ -1,0 +1,5 @@
+SELECT p.sink, p.position, o.id, o.type, p.state, p.attempts, p.reason, p.parked_at
+FROM oncebox.parked AS p
+JOIN oncebox.outbox AS o ON o.position = p.position
+ORDER BY p.parked_at, p.position
+LIMIT $1

@@ -1,0 +1,8 @@
+DELETE FROM oncebox.marker
+WHERE ctid = ANY (ARRAY(
+    SELECT ctid
+    FROM oncebox.marker
+    WHERE handler = $4 AND processed_at < coalesce($3, clock_timestamp()) - $1 * interval '1 microsecond'
+    ORDER BY processed_at
+    LIMIT $2
+))

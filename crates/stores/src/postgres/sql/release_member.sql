@@ -1,0 +1,1 @@
+DELETE FROM oncebox.relay_member WHERE sink = $1 AND holder = $2

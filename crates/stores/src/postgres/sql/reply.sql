@@ -1,0 +1,1 @@
+UPDATE oncebox.marker SET result = $5 WHERE tenant = $1 AND handler = $2 AND source = $3 AND id = $4

@@ -1,0 +1,274 @@
+//! The store itself: its pool and settings, and how transactions open and close.
+
+use std::collections::HashMap;
+use std::error::Error as StdError;
+use std::future::Future;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use oncebox_core::{Error, Identifier, Kind, Result, Store, Transaction};
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, Postgres, SqlSafeStr, SqlStr};
+
+use super::error::{self, IN_FAILED_TRANSACTION, failed};
+use super::holes::Holes;
+use super::migrate;
+
+/// The schema the statements in `sql/` are written for.
+pub(super) const DEFAULT_SCHEMA: &str = "oncebox";
+
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_CONNECTIONS: u32 = 10;
+
+/// A PostgreSQL database that keeps oncebox's tables in a schema of their own.
+/// Cheap to clone; clones share the pool.
+#[derive(Clone)]
+pub struct PostgresStore {
+    pool: PgPool,
+    settings: Arc<Settings>,
+    /// Statements for a schema other than the default, by the place of their text in the binary.
+    texts: Arc<Mutex<HashMap<(usize, usize), Arc<str>>>>,
+    pub(super) holes: Arc<Mutex<Holes>>,
+}
+
+#[derive(Clone)]
+struct Settings {
+    schema: String,
+    lock_wait: Duration,
+    idle_timeout: Duration,
+    unsafe_durability: bool,
+    /// One simple query opens a transaction and bounds it.
+    begin: SqlStr,
+}
+
+impl PostgresStore {
+    /// A store on a pool of the caller's own. Build that pool from
+    /// [`pool_options`]: it is safe against transactions that are dropped
+    /// while they open.
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        let mut settings = Settings {
+            schema: DEFAULT_SCHEMA.to_owned(),
+            lock_wait: Duration::from_secs(2),
+            idle_timeout: Duration::from_secs(60),
+            unsafe_durability: false,
+            begin: SqlStr::from_static(""),
+        };
+        settings.begin = begin_text(&settings);
+        Self { pool, settings: Arc::new(settings), texts: Arc::default(), holes: Arc::default() }
+    }
+
+    /// Connects, with a pool of its own.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] if the URL is malformed or the server refuses the
+    /// login, [`Kind::Unavailable`] if it does not answer.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let options = PgConnectOptions::from_str(url)
+            .map_err(|error| Error::new(Kind::Config, "cannot read the database url").because(error))?
+            .application_name("oncebox")
+            .disable_statement_logging();
+        // The pool would hide why it cannot connect behind its own timeout.
+        let first = tokio::time::timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(&options));
+        let first = first.await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+        let close = first.map_err(|cause| unreachable_server(&options, cause))?.close();
+        close.await.map_err(failed("cannot close a connection"))?;
+        let pool = pool_options().max_connections(MAX_CONNECTIONS).acquire_timeout(ACQUIRE_TIMEOUT);
+        Ok(Self::new(pool.connect_lazy_with(options)))
+    }
+
+    /// The pool.
+    #[must_use]
+    pub const fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// Keeps the tables in another schema than `oncebox`.
+    #[must_use]
+    pub fn schema(self, schema: Identifier) -> Self {
+        self.with(|settings| schema.as_str().clone_into(&mut settings.schema))
+    }
+
+    /// How long a statement waits for a lock, above all a duplicate for the
+    /// marker of the copy that is being handled. 2 seconds unless set.
+    #[must_use]
+    pub fn lock_wait(self, wait: Duration) -> Self {
+        self.with(|settings| settings.lock_wait = wait)
+    }
+
+    /// How long a transaction may stay open without a statement before the
+    /// server ends it and frees its locks. 60 seconds unless set.
+    #[must_use]
+    pub fn idle_timeout(self, timeout: Duration) -> Self {
+        self.with(|settings| settings.idle_timeout = timeout)
+    }
+
+    /// Accepts a server that may forget commits. For tests on throw-away servers.
+    #[must_use]
+    pub fn allow_unsafe_durability(self) -> Self {
+        self.with(|settings| settings.unsafe_durability = true)
+    }
+
+    /// Checks at start-up that the server keeps what it commits and that the
+    /// tables are what this build expects.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with what to do about it.
+    pub async fn verify(&self) -> Result<()> {
+        self.verify_server().await?;
+        migrate::verify(self).await
+    }
+
+    async fn verify_server(&self) -> Result<()> {
+        let (fsync, commit, read_only): (String, String, String) =
+            sqlx::query_as(self.sql(include_str!("sql/server.sql")))
+                .fetch_one(&self.pool)
+                .await
+                .map_err(failed("cannot read the server's settings"))?;
+        let refuse = |reason| Err(Error::new(Kind::Config, reason));
+        if read_only == "on" {
+            return refuse("the database is read-only (a standby?); oncebox needs the primary");
+        }
+        if self.settings.unsafe_durability {
+            return Ok(());
+        }
+        if fsync == "off" {
+            return refuse("fsync is off: this server loses committed messages when it crashes; set fsync = on");
+        }
+        if commit == "off" {
+            return refuse(
+                "synchronous_commit is off: a crash loses messages that were already acknowledged; set synchronous_commit = on",
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn schema_name(&self) -> &str {
+        &self.settings.schema
+    }
+
+    /// A statement for this store's schema. For the default schema that is the
+    /// text as it stands in the binary.
+    pub(super) fn sql(&self, text: &'static str) -> SqlStr {
+        if self.settings.schema == DEFAULT_SCHEMA {
+            return text.into_sql_str();
+        }
+        let place = (text.as_ptr().addr(), text.len());
+        let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        let adapted = texts.entry(place).or_insert_with(|| self.adapted(text).into());
+        // The schema passed `Identifier::new`.
+        AssertSqlSafe(Arc::clone(adapted)).into_sql_str()
+    }
+
+    /// The text with this store's schema in it.
+    pub(super) fn adapted(&self, text: &str) -> String {
+        text.replace("oncebox.", &format!("{}.", self.settings.schema))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        let settings = Arc::make_mut(&mut self.settings);
+        change(settings);
+        settings.begin = begin_text(settings);
+        // Both are about one schema.
+        Self { texts: Arc::default(), holes: Arc::default(), ..self }
+    }
+}
+
+impl std::fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresStore").field("schema", &self.settings.schema).finish_non_exhaustive()
+    }
+}
+
+impl Store for PostgresStore {
+    type Tx = PgConnection;
+    type Begun = sqlx::Transaction<'static, Postgres>;
+
+    async fn begin(&self) -> Result<Self::Begun> {
+        // A future dropped inside sqlx's begin leaves the connection in an open
+        // transaction (launchbadge/sqlx#4385). The task always runs to the end,
+        // and a transaction nobody waits for is rolled back where it is dropped.
+        let (pool, begin) = (self.pool.clone(), self.settings.begin.clone());
+        shielded(async move {
+            pool.begin_with(begin).await.map_err(failed("cannot begin a transaction"))
+        })
+        .await
+        .unwrap_or_else(|| Err(Error::new(Kind::Unavailable, "the runtime is shutting down")))
+    }
+
+    async fn commit(&self, begun: Self::Begun) -> Result<()> {
+        shielded(commit(begun))
+            .await
+            .unwrap_or_else(|| Err(Error::new(Kind::CommitUnknown, "the runtime shut down during the commit")))
+    }
+
+    async fn rollback(&self, begun: Self::Begun) -> Result<()> {
+        begun.rollback().await.map_err(failed("cannot roll back"))
+    }
+
+    fn classify(&self, error: &(dyn StdError + 'static)) -> Option<Kind> {
+        error::classify(error)
+    }
+}
+
+impl Transaction<PostgresStore> for sqlx::Transaction<'_, Postgres> {
+    fn connection(&mut self) -> &mut PgConnection {
+        self
+    }
+}
+
+/// Runs to the end even if the caller is dropped; `None` if the runtime did not let it.
+async fn shielded<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    tokio::spawn(work).await.ok()
+}
+
+/// PostgreSQL answers COMMIT of a doomed transaction with ROLLBACK and no
+/// error, and sqlx does not look; so ask first.
+async fn commit(mut begun: sqlx::Transaction<'static, Postgres>) -> Result<()> {
+    if let Err(cause) = begun.execute(sqlx::raw_sql("SELECT 1")).await {
+        let code = cause.as_database_error().and_then(|error| error.code());
+        if code.as_deref() != Some(IN_FAILED_TRANSACTION) {
+            return Err(failed("the transaction broke before its commit")(cause));
+        }
+        begun.rollback().await.map_err(failed("cannot roll back"))?;
+        let text = "an earlier statement had failed; nothing was committed";
+        return Err(Error::new(Kind::Rejected, text).because(cause));
+    }
+    begun.commit().await.map_err(error::commit_failed)
+}
+
+/// Pool options with which no connection goes back to the pool inside a
+/// transaction, however the code that used it was cancelled.
+pub fn pool_options() -> PgPoolOptions {
+    PgPoolOptions::new().after_release(|connection, _| {
+        Box::pin(async move {
+            // Outside a transaction the two are equal. A plain ROLLBACK would
+            // make the server warn on every release.
+            let outside: Result<bool, _> =
+                sqlx::query_scalar("SELECT now() = statement_timestamp()").fetch_one(connection).await;
+            // Closing the connection is what surely ends the transaction.
+            Ok(outside.unwrap_or(false))
+        })
+    })
+}
+
+fn begin_text(settings: &Settings) -> SqlStr {
+    // To PostgreSQL zero means "wait for ever".
+    let millis = |wait: Duration| wait.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
+    AssertSqlSafe(Arc::<str>::from(format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{}ms'; \
+         SET LOCAL idle_in_transaction_session_timeout = '{}ms'",
+        millis(settings.lock_wait),
+        millis(settings.idle_timeout),
+    )))
+    .into_sql_str()
+}
+
+/// Says where, without the user's name and password.
+fn unreachable_server(options: &PgConnectOptions, cause: sqlx::Error) -> Error {
+    let database = options.get_database().unwrap_or("(default)");
+    let (host, port) = (options.get_host(), options.get_port());
+    let kind = error::classify(&cause).unwrap_or(Kind::Unavailable);
+    Error::new(kind, format!("cannot connect to database {database} at {host}:{port}")).because(cause)
+}

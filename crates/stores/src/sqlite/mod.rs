@@ -1,0 +1,17 @@
+//! SQLite: one file, one writer at a time.
+//!
+//! The write lock does what rows and indexes do elsewhere: transactions begin
+//! with it (`BEGIN IMMEDIATE`), so a duplicate waits at its start, positions
+//! follow commit order, and a log without gaps is read without any bookkeeping.
+
+mod dedup;
+mod error;
+mod inspect;
+mod mailbox;
+pub mod migrate;
+mod relay;
+mod retention;
+mod row;
+mod store;
+
+pub use store::{SqliteStore, pool_options};

@@ -1,0 +1,5 @@
+SELECT
+    (SELECT count(*) FROM (SELECT 1 FROM oncebox_outbox LIMIT ?1)),
+    (SELECT count(*) FROM (SELECT 1 FROM oncebox_scheduled LIMIT ?1)),
+    (SELECT count(*) FROM (SELECT 1 FROM oncebox_marker LIMIT ?1)),
+    (SELECT count(*) FROM (SELECT 1 FROM oncebox_dead_letter LIMIT ?1));

@@ -1,0 +1,218 @@
+//! The store: a pool, a table prefix, and how transactions begin and end.
+
+use std::borrow::Cow;
+use std::error::Error as StdError;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use oncebox_core::{Error, Identifier, Kind, Result, Store, Transaction};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
+    SqliteSynchronous,
+};
+use sqlx::{AssertSqlSafe, Connection, SqlSafeStr, SqlStr, Sqlite};
+
+use super::error::{begin_failed, classify, commit_failed, failed};
+use super::migrate;
+
+/// The prefix that statements and migrations are written with.
+pub(super) const DEFAULT_PREFIX: &str = "oncebox";
+/// Readers run in parallel; more connections than this only queue for the write lock.
+const MAX_CONNECTIONS: u32 = 8;
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// oncebox in a SQLite database. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct SqliteStore {
+    pool: SqlitePool,
+    prefix: Cow<'static, str>,
+    begin: SqlStr,
+    allow_unsafe_durability: bool,
+}
+
+impl SqliteStore {
+    /// A store on a pool of the caller's own. No I/O; [`verify`](Self::verify)
+    /// tells whether the pool's settings are safe.
+    #[must_use]
+    pub fn new(pool: SqlitePool) -> Self {
+        Self {
+            pool,
+            prefix: Cow::Borrowed(DEFAULT_PREFIX),
+            begin: SqlStr::from_static("BEGIN IMMEDIATE"),
+            allow_unsafe_durability: false,
+        }
+    }
+
+    /// Opens an existing database given as `sqlite:path`, `sqlite://path` or a
+    /// path, with safe settings.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] if there is no such file, [`Kind::Unavailable`] if it cannot be opened.
+    pub async fn connect(url: &str) -> Result<Self> {
+        let options = options(url)?;
+        let file = options.get_filename();
+        if !is_in_memory(file) && !file.exists() {
+            let text = format!(
+                "database file {0} does not exist; run `oncebox migrate up --db {0}`",
+                file.display()
+            );
+            return Err(Error::new(Kind::Config, text));
+        }
+        Self::open(options).await
+    }
+
+    /// Like [`connect`](Self::connect), but makes the file if there is none.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] if it cannot be made or opened.
+    pub async fn create(url: &str) -> Result<Self> {
+        Self::open(options(url)?.create_if_missing(true)).await
+    }
+
+    async fn open(options: SqliteConnectOptions) -> Result<Self> {
+        let pool =
+            pool_options().connect_with(options).await.map_err(failed("cannot open the SQLite database"))?;
+        Ok(Self::new(pool))
+    }
+
+    /// Uses tables named `{prefix}_outbox` and so on instead of `oncebox_outbox`.
+    #[must_use]
+    pub fn prefix(mut self, prefix: Identifier) -> Self {
+        self.prefix = Cow::Owned(prefix.as_str().to_owned());
+        self
+    }
+
+    /// How long a transaction waits for the write lock at its start, which is
+    /// where a duplicate waits too. Without it, the connection's own busy
+    /// timeout holds (5 seconds on pools made here).
+    #[must_use]
+    pub fn lock_wait(mut self, wait: Duration) -> Self {
+        let text = format!("PRAGMA busy_timeout = {}; BEGIN IMMEDIATE", wait.as_millis());
+        self.begin = AssertSqlSafe(text).into_sql_str();
+        self
+    }
+
+    /// Lets [`verify`](Self::verify) pass although a power cut could undo
+    /// commits, or the database is in memory. For tests.
+    #[must_use]
+    pub fn allow_unsafe_durability(mut self) -> Self {
+        self.allow_unsafe_durability = true;
+        self
+    }
+
+    /// The pool underneath.
+    #[must_use]
+    pub fn pool(&self) -> &SqlitePool {
+        &self.pool
+    }
+
+    /// Checks that tables, schema and settings are what this build needs.
+    ///
+    /// # Errors
+    /// [`Kind::Config`], saying what to do.
+    pub async fn verify(&self) -> Result<()> {
+        migrate::verify(self, !self.allow_unsafe_durability).await
+    }
+
+    /// A statement with the table names of this store. With the default
+    /// prefix, which is the hot case, it costs nothing.
+    pub(super) fn sql(&self, text: &'static str) -> SqlStr {
+        if self.prefix == DEFAULT_PREFIX {
+            return SqlStr::from_static(text);
+        }
+        // Sound because a prefix is a checked `Identifier`.
+        AssertSqlSafe(self.named(text)).into_sql_str()
+    }
+
+    /// `text` with the prefix of this store in all table names.
+    pub(super) fn named(&self, text: &str) -> String {
+        text.replace("oncebox_", &format!("{}_", self.prefix))
+    }
+
+    pub(super) fn prefix_name(&self) -> &str {
+        &self.prefix
+    }
+}
+
+/// Options for a pool that survives what SQLite does to transactions: a
+/// connection that comes back with one still open is rolled back or closed.
+#[must_use]
+pub fn pool_options() -> SqlitePoolOptions {
+    SqlitePoolOptions::new()
+        .max_connections(MAX_CONNECTIONS)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        .after_release(|connection, _| Box::pin(is_reusable(connection)))
+}
+
+/// A dropped transaction queues its rollback, so a look after a round trip is
+/// a look after the rollback. SQLite ends a transaction by itself when the
+/// disk is full, and the driver then believes for ever that it is open.
+async fn is_reusable(connection: &mut SqliteConnection) -> sqlx::Result<bool> {
+    if !connection.is_in_transaction() {
+        return Ok(true);
+    }
+    connection.ping().await?;
+    Ok(!connection.is_in_transaction())
+}
+
+fn options(url: &str) -> Result<SqliteConnectOptions> {
+    let options = if url.starts_with("sqlite:") {
+        SqliteConnectOptions::from_str(url)
+            .map_err(|error| Error::new(Kind::Config, "the SQLite URL cannot be understood").because(error))?
+    } else if url.contains("://") {
+        // Not quoted: another database's URL may carry a password.
+        return Err(Error::new(Kind::Config, "not a SQLite database: use sqlite:path or a path"));
+    } else {
+        SqliteConnectOptions::new().filename(url)
+    };
+    Ok(options
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .busy_timeout(BUSY_TIMEOUT)
+        .foreign_keys(true))
+}
+
+fn is_in_memory(file: &Path) -> bool {
+    file.as_os_str() == ":memory:" || file.to_string_lossy().starts_with("file:sqlx-in-memory")
+}
+
+impl Store for SqliteStore {
+    type Tx = SqliteConnection;
+    type Begun = sqlx::Transaction<'static, Sqlite>;
+
+    async fn begin(&self) -> Result<Self::Begun> {
+        let (pool, begin) = (self.pool.clone(), self.begin.clone());
+        // In a task of its own, because a begin dropped half way can leave the
+        // connection inside a transaction. Dropped here, the task ends, and
+        // the transaction it made rolls back.
+        shielded(async move { pool.begin_with(begin).await }).await.map_err(begin_failed)
+    }
+
+    async fn commit(&self, begun: Self::Begun) -> Result<()> {
+        shielded(begun.commit()).await.map_err(commit_failed)
+    }
+
+    async fn rollback(&self, begun: Self::Begun) -> Result<()> {
+        shielded(begun.rollback()).await.map_err(failed("cannot roll back"))
+    }
+
+    fn classify(&self, error: &(dyn StdError + 'static)) -> Option<Kind> {
+        classify(error)
+    }
+}
+
+/// Runs to its end even if the caller does not wait for it.
+async fn shielded<T: Send + 'static>(
+    work: impl Future<Output = sqlx::Result<T>> + Send + 'static,
+) -> sqlx::Result<T> {
+    // A panic of the task, or a runtime that is going away, is a lost worker to the caller.
+    tokio::spawn(work).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+}
+
+impl Transaction<SqliteStore> for sqlx::Transaction<'_, Sqlite> {
+    fn connection(&mut self) -> &mut SqliteConnection {
+        self
+    }
+}
