@@ -87,3 +87,46 @@ fn parked(state: &State, limit: usize) -> Vec<ParkedRow> {
 fn capped(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(COUNT_CAP).min(COUNT_CAP)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use oncebox_core::log::{ClaimRequest, Park, Parking, Settlement};
+    use oncebox_core::{Envelope, Mailbox, Store};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn settled_rows_are_not_pending_and_holes_are() {
+        let store = MemoryStore::new();
+        let mut tx = store.begin().await.unwrap();
+        for id in ["1", "2", "3", "4"] {
+            let (id, destination) = (id.to_owned(), "d".to_owned());
+            let envelope =
+                Envelope { id, destination, source: "s".into(), kind: "k".into(), ..Envelope::default() };
+            store.put(&mut tx, &[envelope], None).await.unwrap();
+        }
+        store.commit(tx).await.unwrap();
+        let request = ClaimRequest { sink: "s".into(), holder: "me".into(), lease: Duration::from_secs(60) };
+        let cursors = store.claim(&request, None).await.unwrap();
+        let dead =
+            Park { position: 2, shard: 2, lane: None, parking: Parking::Dead, attempts: 1, reason: None };
+        let settlement = Settlement {
+            sink: "s".into(),
+            fences: cursors.iter().map(|cursor| (cursor.shard, cursor.fence)).collect(),
+            progress: Some((3, vec![1])),
+            park: vec![dead],
+            ..Settlement::default()
+        };
+        store.settle(&settlement, None).await.unwrap();
+
+        let status = store.status().await.unwrap();
+        let parked = store.parked(10).await.unwrap();
+
+        let sink = &status.sinks[0];
+        assert_eq!((status.logged, sink.pending, sink.dead), (4, 2, 1), "row 4 is ahead, row 1 is a hole");
+        assert_eq!((sink.relays, sink.unowned_shards), (1, 0));
+        assert_eq!((parked[0].position, parked[0].id.as_str(), parked[0].state.as_str()), (2, "2", "dead"));
+    }
+}

@@ -180,6 +180,7 @@ mod tests {
         let late = Envelope { due: at(9_000), ..envelope("late", None) };
         let early = Envelope { due: at(5_000), ..envelope("early", None) };
         put(&store, &[late.clone(), early]).await;
+        assert_eq!(put(&store, &[envelope("late", None)]).await, [Once::Duplicate], "its id is taken");
 
         assert!(read(&store, &ALL, 0, &[]).await.rows.is_empty());
         assert!(store.holds(&late).await.unwrap());

@@ -1,6 +1,7 @@
 //! The rows one sink keeps beside the log, with the orders they are looked up in.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use oncebox_core::Timestamp;
 use oncebox_core::log::{LaneKey, Park, Parking, Position, Shard};
@@ -36,10 +37,6 @@ impl Stand {
             Self::Behind => "behind",
             Self::Dead => "dead",
         }
-    }
-
-    fn is_due(self, now: Timestamp) -> bool {
-        matches!(self, Self::Waiting(next) if next <= now)
     }
 }
 
@@ -126,32 +123,22 @@ impl ParkingLot {
     }
 
     /// Rows to try, by position: those whose time has come, each with the rows
-    /// behind it, so that what is told of a lane is always its beginning.
+    /// right behind it. A row in front whose time has not come holds its lane back.
     pub(super) fn due(&self, shards: &[Shard], limit: usize, now: Timestamp) -> Vec<(Position, u32)> {
-        let mut due = BTreeMap::new();
-        let heads = self
-            .waiting
-            .iter()
-            .take_while(|(next, _)| *next <= now)
+        let due = self.waiting.iter().take_while(|(next, _)| *next <= now);
+        let heads = due
             .filter_map(|(_, position)| self.rows.get(position).map(|row| (*position, row)))
             .filter(|(_, row)| shards.contains(&row.shard))
+            .filter(|(position, row)| !self.has_undue_front(*position, row, now))
             .take(limit);
-        for (position, row) in heads {
-            match &row.lane {
-                None => _ = due.insert(position, row.attempts),
-                Some(lane) => due.extend(
-                    self.lane(lane)
-                        .skip_while(|(_, row)| row.stand == Stand::Dead)
-                        .enumerate()
-                        .take_while(|(n, (_, row))| {
-                            row.stand.is_due(now) || *n > 0 && row.stand == Stand::Behind
-                        })
-                        .map(|(_, (position, row))| (position, row.attempts))
-                        .take(limit),
-                ),
-            }
+        let mut found = BTreeMap::new();
+        for (head, row) in heads {
+            found.insert(head, row.attempts);
+            let Some(lane) = &row.lane else { continue };
+            let behind = self.lane_after(lane, head).take_while(|(_, row)| row.stand == Stand::Behind);
+            found.extend(behind.take(limit).map(|(position, row)| (position, row.attempts)));
         }
-        due.into_iter().take(limit).collect()
+        found.into_iter().take(limit).collect()
     }
 
     /// The lanes that have rows here.
@@ -161,8 +148,20 @@ impl ParkingLot {
         lanes.take(MAX_BLOCKED).cloned().collect()
     }
 
+    fn has_undue_front(&self, position: Position, row: &Parked, now: Timestamp) -> bool {
+        let Some(lane) = &row.lane else { return false };
+        let mut front = self.lane(lane).take_while(|(other, _)| *other < position);
+        front.any(|(_, row)| matches!(row.stand, Stand::Waiting(next) if next > now))
+    }
+
     fn lane(&self, lane: &LaneKey) -> impl Iterator<Item = (Position, &Parked)> {
-        let positions = self.lanes.get(lane).into_iter().flatten();
+        self.lane_after(lane, Position::MIN)
+    }
+
+    fn lane_after(&self, lane: &LaneKey, after: Position) -> impl Iterator<Item = (Position, &Parked)> {
+        let positions = self.lanes.get(lane).into_iter();
+        let positions =
+            positions.flat_map(move |positions| positions.range((Bound::Excluded(after), Bound::Unbounded)));
         positions.filter_map(|position| self.rows.get(position).map(|row| (*position, row)))
     }
 
@@ -239,6 +238,24 @@ mod tests {
         let lot = lot(&[(1, "a", waiting(0)), (2, "a", Parking::Dead), (3, "a", Parking::Behind)]);
 
         assert_eq!(due(&lot, 10, NOW), [1]);
+    }
+
+    #[test]
+    fn a_row_that_came_late_does_not_stall_the_head_behind_it() {
+        let mut lot = lot(&[(2, "a", waiting(0)), (1, "a", Parking::Behind)]);
+
+        assert_eq!(due(&lot, 10, NOW), [2]);
+        lot.remove(2);
+        lot.free(&lane("a"), false, NOW);
+
+        assert_eq!(due(&lot, 10, NOW), [1]);
+    }
+
+    #[test]
+    fn a_front_row_that_is_not_due_holds_its_lane_back() {
+        let lot = lot(&[(1, "a", waiting(9)), (2, "a", waiting(0)), (3, "a", Parking::Behind)]);
+
+        assert!(due(&lot, 10, NOW).is_empty());
     }
 
     #[test]

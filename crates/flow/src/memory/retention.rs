@@ -1,7 +1,5 @@
 //! Forgetting what everybody has settled.
 
-use std::collections::HashSet;
-
 use oncebox_core::log::Position;
 use oncebox_core::store::Purge;
 use oncebox_core::{Result, Retention, Timestamp};
@@ -25,18 +23,22 @@ impl Retention for MemoryStore {
     }
 }
 
-/// Walks up from the lowest position and stops at the first row that is too young.
+/// Walks up from the lowest position and looks at no more rows than it may delete.
 fn purge_log(state: &mut State, limit: usize, cutoff: Timestamp) -> usize {
-    let places = || state.sinks.values().flat_map(|sink| sink.cursors.values());
-    // Nobody has settled anything where nobody has a cursor.
-    let Some(settled) = places().map(|place| place.position).min() else { return 0 };
-    let holes: HashSet<Position> = places().flat_map(|place| place.holes.iter().copied()).collect();
-    let is_kept = |position: &Position| {
-        holes.contains(position) || state.sinks.values().any(|sink| sink.parked.rows().contains_key(position))
-    };
-    let old = state.log.rows().range(..=settled).take_while(|(_, row)| row.created_at < cutoff);
-    let purged: Vec<Position> =
-        old.map(|(position, _)| *position).filter(|position| !is_kept(position)).take(limit).collect();
+    let places = state.sinks.values().flat_map(|sink| sink.cursors.values());
+    // Nothing at or above a cursor's first hole is settled for its sink.
+    let settled = places.map(|place| {
+        let hole = place.holes.iter().min().map_or(place.position, |hole| hole.saturating_sub(1));
+        hole.min(place.position)
+    });
+    // Where nobody has a cursor, nobody has settled anything.
+    let Some(settled) = settled.min() else { return 0 };
+    let is_parked =
+        |position: &Position| state.sinks.values().any(|sink| sink.parked.rows().contains_key(position));
+    let looked_at =
+        state.log.rows().range(..=settled).filter(|(position, _)| !is_parked(position)).take(limit);
+    let old = looked_at.filter(|(_, row)| row.created_at < cutoff);
+    let purged: Vec<Position> = old.map(|(position, _)| *position).collect();
     for position in &purged {
         state.log.remove(*position);
     }
@@ -102,14 +104,14 @@ mod tests {
         assert_eq!(store.purge(&outbox, 10, seconds(100)).await.unwrap(), 0, "no sink, no proof");
         let dead =
             Park { position: 3, shard: 3, lane: None, parking: Parking::Dead, attempts: 1, reason: None };
-        settle(&store, "a", (7, vec![2]), vec![dead]).await;
-        settle(&store, "b", (6, vec![]), vec![]).await;
+        settle(&store, "a", (7, vec![6]), vec![dead]).await;
+        settle(&store, "b", (7, vec![]), vec![]).await;
 
         assert_eq!(store.purge(&outbox, 10, seconds(60)).await.unwrap(), 0, "not older than that");
         assert_eq!(store.purge(&outbox, 2, seconds(100)).await.unwrap(), 2);
         assert_eq!(store.purge(&outbox, 10, seconds(100)).await.unwrap(), 2);
 
-        assert_eq!(positions(&store).await, [2, 3, 7, 8]);
+        assert_eq!(positions(&store).await, [3, 6, 7, 8]);
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 //! Positions are given out at commit, under the writer's lock: they follow
 //! commit order and have no gaps, so a rollback has nothing to take back.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use oncebox_core::log::{Position, SHARDS, Shard};
 use oncebox_core::{Envelope, Once, Timestamp};
@@ -70,9 +70,9 @@ pub(super) struct Log {
     rows: BTreeMap<Position, Logged>,
     /// Kept when rows are purged: a position is never given out twice.
     last: Position,
+    /// Of the log and of the schedule: an id is taken by either.
     identities: HashSet<Identity>,
     schedule: BTreeMap<(Timestamp, Identity), Envelope>,
-    scheduled: HashMap<Identity, Timestamp>,
 }
 
 impl Log {
@@ -96,30 +96,28 @@ impl Log {
 
     /// Whether this message is in the log or waits to enter it.
     pub(super) fn holds(&self, envelope: &Envelope) -> bool {
-        let identity = Identity::of(envelope);
-        self.identities.contains(&identity) || self.scheduled.contains_key(&identity)
+        self.identities.contains(&Identity::of(envelope))
     }
 
     /// Takes over what a transaction has put.
     pub(super) fn take(&mut self, puts: Puts) {
+        self.identities.extend(puts.identities);
         for (envelope, created_at) in puts.logged {
             self.append(envelope, created_at);
         }
         for (envelope, due) in puts.scheduled {
-            let identity = Identity::of(&envelope);
-            self.scheduled.insert(identity.clone(), due);
-            self.schedule.insert((due, identity), envelope);
+            self.schedule.insert((due, Identity::of(&envelope)), envelope);
         }
     }
 
-    /// Moves what is due into the log, earliest first; tells how many entered.
+    /// Moves what is due into the log, earliest first; tells how many.
     pub(super) fn promote(&mut self, limit: usize, now: Timestamp) -> usize {
         let mut promoted = 0;
-        for _ in 0..limit {
+        while promoted < limit {
             let Some(first) = self.schedule.first_entry().filter(|first| first.key().0 <= now) else { break };
-            let ((_, identity), envelope) = first.remove_entry();
-            self.scheduled.remove(&identity);
-            promoted += usize::from(self.append(envelope, now));
+            let envelope = first.remove();
+            self.append(envelope, now);
+            promoted += 1;
         }
         promoted
     }
@@ -131,17 +129,13 @@ impl Log {
         }
     }
 
-    fn append(&mut self, mut envelope: Envelope, created_at: Timestamp) -> bool {
-        if !self.identities.insert(Identity::of(&envelope)) {
-            return false;
-        }
+    fn append(&mut self, mut envelope: Envelope, created_at: Timestamp) {
         self.last += 1;
         envelope.time = Some(created_at);
         // Rows of the log carry no due time: it has passed.
         envelope.due = None;
         let shard = shard(envelope.key.as_deref(), self.last);
         self.rows.insert(self.last, Logged { shard, envelope, created_at });
-        true
     }
 }
 
@@ -150,33 +144,21 @@ impl Log {
 pub(super) struct Puts {
     logged: Vec<(Envelope, Timestamp)>,
     scheduled: Vec<(Envelope, Timestamp)>,
-    logged_identities: HashSet<Identity>,
-    scheduled_identities: HashSet<Identity>,
+    identities: HashSet<Identity>,
 }
 
 impl Puts {
-    /// Adds one envelope, unless `log` or this transaction has it. Log and
-    /// schedule are two tables to the database stores: each knows its own.
+    /// Adds one envelope, unless `log` or this transaction has it.
     pub(super) fn add(&mut self, log: &Log, envelope: &Envelope, now: Timestamp) -> Once {
         let identity = Identity::of(envelope);
-        let is_first = match envelope.due {
-            Some(due) if !log.scheduled.contains_key(&identity) => {
-                let is_first = self.scheduled_identities.insert(identity);
-                if is_first {
-                    self.scheduled.push((envelope.clone(), due));
-                }
-                is_first
-            }
-            None if !log.identities.contains(&identity) => {
-                let is_first = self.logged_identities.insert(identity);
-                if is_first {
-                    self.logged.push((envelope.clone(), now));
-                }
-                is_first
-            }
-            _ => false,
-        };
-        if is_first { Once::First } else { Once::Duplicate }
+        if log.identities.contains(&identity) || !self.identities.insert(identity) {
+            return Once::Duplicate;
+        }
+        match envelope.due {
+            Some(due) => self.scheduled.push((envelope.clone(), due)),
+            None => self.logged.push((envelope.clone(), now)),
+        }
+        Once::First
     }
 }
 

@@ -270,10 +270,14 @@ mod tests {
         store.begin().await.unwrap();
     }
 
+    #[derive(Debug, thiserror::Error)]
+    #[error("failed")]
+    struct Failed(#[source] Error);
+
     #[test]
     fn an_error_of_the_seams_is_recognised_below_its_wrappers() {
         let store = MemoryStore::new();
-        let wrapped = std::io::Error::other(Error::new(Kind::Fenced, "lost"));
+        let wrapped = Failed(Error::new(Kind::Fenced, "lost"));
         let foreign = std::io::Error::other("disk");
 
         assert_eq!(store.classify(&Error::new(Kind::Busy, "wait")), Some(Kind::Busy));

@@ -120,13 +120,27 @@ mod tests {
         assert_eq!(sqlstate_kind("23514", Some("balance_is_positive")), Kind::Rejected);
     }
 
+    #[derive(Debug)]
+    struct OfTheUser(sqlx::Error);
+
+    impl std::fmt::Display for OfTheUser {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("cannot debit")
+        }
+    }
+
+    impl StdError for OfTheUser {
+        fn source(&self) -> Option<&(dyn StdError + 'static)> {
+            Some(&self.0)
+        }
+    }
+
     #[test]
     fn a_driver_error_is_found_below_other_errors() {
-        let inner = Error::new(Kind::Rejected, "cannot debit").because(sqlx::Error::PoolClosed);
-        let io = std::io::Error::other(sqlx::Error::PoolTimedOut);
+        let of_core = Error::new(Kind::Busy, "in flight").because(sqlx::Error::PoolClosed);
 
-        assert_eq!(classify(&inner), Some(Kind::Rejected));
-        assert_eq!(classify(&io), Some(Kind::Unavailable));
+        assert_eq!(classify(&of_core), Some(Kind::Busy));
+        assert_eq!(classify(&OfTheUser(sqlx::Error::PoolTimedOut)), Some(Kind::Unavailable));
         assert_eq!(classify(&std::io::Error::other("disk")), None);
     }
 

@@ -100,12 +100,13 @@ impl Holes {
         for position in open {
             let suspects = match self.states.get(position) {
                 Some(State::Doomed(_)) => continue,
-                Some(State::Suspects(before)) => Arc::clone(
-                    seen.entry(Arc::as_ptr(before)).or_insert_with(|| remaining(before, &writers)),
-                ),
+                Some(State::Suspects(before)) => {
+                    Arc::clone(seen.entry(Arc::as_ptr(before)).or_insert_with(|| remaining(before, &writers)))
+                }
                 None => Arc::clone(&writers),
             };
-            let state = if suspects.is_empty() { State::Doomed(self.reads) } else { State::Suspects(suspects) };
+            let state =
+                if suspects.is_empty() { State::Doomed(self.reads) } else { State::Suspects(suspects) };
             self.states.insert(*position, state);
         }
         if self.states.len() > MEMORY {

@@ -1,7 +1,7 @@
 //! The PostgreSQL store.
 //!
 //! Many writers commit at once, so positions do not follow commit order:
-//! [`holes`] is where late commits are waited for without ever skipping one.
+//! `holes.rs` is where late commits are waited for without ever skipping one.
 //! Every statement is a file of its own in `sql/`.
 
 mod dedup;

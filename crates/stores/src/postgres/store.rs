@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use oncebox_core::{Error, Identifier, Kind, Result, Store, Transaction};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, Postgres, SqlSafeStr, SqlStr};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, Postgres, Row as _, SqlSafeStr, SqlStr,
+};
 
 use super::error::{self, IN_FAILED_TRANSACTION, failed};
 use super::holes::Holes;
@@ -21,14 +23,16 @@ pub(super) const DEFAULT_SCHEMA: &str = "oncebox";
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_CONNECTIONS: u32 = 10;
 
+/// Statements for a schema other than the default, by the place of their text in the binary.
+type Texts = HashMap<(usize, usize), Arc<str>>;
+
 /// A PostgreSQL database that keeps oncebox's tables in a schema of their own.
 /// Cheap to clone; clones share the pool.
 #[derive(Clone)]
 pub struct PostgresStore {
     pool: PgPool,
     settings: Arc<Settings>,
-    /// Statements for a schema other than the default, by the place of their text in the binary.
-    texts: Arc<Mutex<HashMap<(usize, usize), Arc<str>>>>,
+    texts: Arc<Mutex<Texts>>,
     pub(super) holes: Arc<Mutex<Holes>>,
 }
 
@@ -134,7 +138,9 @@ impl PostgresStore {
             return Ok(());
         }
         if fsync == "off" {
-            return refuse("fsync is off: this server loses committed messages when it crashes; set fsync = on");
+            return refuse(
+                "fsync is off: this server loses committed messages when it crashes; set fsync = on",
+            );
         }
         if commit == "off" {
             return refuse(
@@ -142,6 +148,16 @@ impl PostgresStore {
             );
         }
         Ok(())
+    }
+
+    /// A future dropped inside sqlx's begin leaves the connection in an open
+    /// transaction (sqlx#4385). The task always runs to the end, and a
+    /// transaction nobody waits for is rolled back where it is dropped.
+    pub(super) async fn begin_with(&self, text: SqlStr) -> Result<sqlx::Transaction<'static, Postgres>> {
+        let pool = self.pool.clone();
+        shielded(async move { pool.begin_with(text).await.map_err(failed("cannot begin a transaction")) })
+            .await
+            .unwrap_or_else(|| Err(Error::new(Kind::Unavailable, "the runtime is shutting down")))
     }
 
     pub(super) fn schema_name(&self) -> &str {
@@ -186,21 +202,13 @@ impl Store for PostgresStore {
     type Begun = sqlx::Transaction<'static, Postgres>;
 
     async fn begin(&self) -> Result<Self::Begun> {
-        // A future dropped inside sqlx's begin leaves the connection in an open
-        // transaction (launchbadge/sqlx#4385). The task always runs to the end,
-        // and a transaction nobody waits for is rolled back where it is dropped.
-        let (pool, begin) = (self.pool.clone(), self.settings.begin.clone());
-        shielded(async move {
-            pool.begin_with(begin).await.map_err(failed("cannot begin a transaction"))
-        })
-        .await
-        .unwrap_or_else(|| Err(Error::new(Kind::Unavailable, "the runtime is shutting down")))
+        self.begin_with(self.settings.begin.clone()).await
     }
 
     async fn commit(&self, begun: Self::Begun) -> Result<()> {
-        shielded(commit(begun))
-            .await
-            .unwrap_or_else(|| Err(Error::new(Kind::CommitUnknown, "the runtime shut down during the commit")))
+        shielded(commit(begun)).await.unwrap_or_else(|| {
+            Err(Error::new(Kind::CommitUnknown, "the runtime shut down during the commit"))
+        })
     }
 
     async fn rollback(&self, begun: Self::Begun) -> Result<()> {
@@ -243,12 +251,12 @@ async fn commit(mut begun: sqlx::Transaction<'static, Postgres>) -> Result<()> {
 pub fn pool_options() -> PgPoolOptions {
     PgPoolOptions::new().after_release(|connection, _| {
         Box::pin(async move {
-            // Outside a transaction the two are equal. A plain ROLLBACK would
-            // make the server warn on every release.
-            let outside: Result<bool, _> =
-                sqlx::query_scalar("SELECT now() = statement_timestamp()").fetch_one(connection).await;
+            // Outside a transaction the two are equal, if asked in one message. A
+            // plain ROLLBACK would make the server warn on every release.
+            let asked = sqlx::raw_sql("SELECT now() = statement_timestamp()").fetch_one(connection).await;
+            let is_outside: Result<bool, _> = asked.and_then(|row| row.try_get(0));
             // Closing the connection is what surely ends the transaction.
-            Ok(outside.unwrap_or(false))
+            Ok(is_outside.unwrap_or(false))
         })
     })
 }

@@ -136,12 +136,27 @@ mod tests {
         }
     }
 
+    #[derive(Debug)]
+    struct Wrapped(sqlx::Error);
+
+    impl std::fmt::Display for Wrapped {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("the user's own error")
+        }
+    }
+
+    impl StdError for Wrapped {
+        fn source(&self) -> Option<&(dyn StdError + 'static)> {
+            Some(&self.0)
+        }
+    }
+
     #[test]
     fn a_driver_error_is_found_under_other_errors() {
-        let driver = sqlx::Error::PoolTimedOut;
-        let wrapped = std::io::Error::other(driver);
+        let ours = Error::new(Kind::Conflict, "x").because(sqlx::Error::PoolTimedOut);
 
-        assert_eq!(classify(&wrapped), Some(Kind::Unavailable));
-        assert_eq!(classify(&std::io::Error::other("unrelated")), None);
+        assert_eq!(classify(&Wrapped(sqlx::Error::PoolTimedOut)), Some(Kind::Unavailable));
+        assert_eq!(classify(&ours), Some(Kind::Conflict));
+        assert_eq!(classify(&std::fmt::Error), None);
     }
 }

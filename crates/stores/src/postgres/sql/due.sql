@@ -3,8 +3,8 @@
 WITH head AS (
     SELECT position, attempts, tenant, ordering_key
     FROM oncebox.parked
-    WHERE sink = $1 AND state = 'waiting' AND next_at <= coalesce($5, clock_timestamp()) AND shard = ANY ($2)
-    ORDER BY next_at, position
+    WHERE sink = $1 AND state = 'waiting' AND next_at <= coalesce($5, statement_timestamp()) AND shard = ANY ($2)
+    ORDER BY next_at
     LIMIT $3
 ), follower AS (
     SELECT run.position, run.attempts
@@ -27,7 +27,10 @@ SELECT
     o.destination, o.subject, o.aggregate_type, o.content_type, o.data_schema, o.correlation_id,
     o.causation_id, o.idempotency_key, o.traceparent, o.tracestate, o.baggage, o.headers::text,
     o.created_at, o.payload, p.attempts
-FROM (SELECT position, attempts FROM head UNION ALL SELECT position, attempts FROM follower) AS p
+FROM (
+    SELECT position, attempts FROM head UNION ALL SELECT position, attempts FROM follower
+    ORDER BY position
+    LIMIT $3
+) AS p
 JOIN oncebox.outbox AS o ON o.position = p.position
 ORDER BY o.position
-LIMIT $3

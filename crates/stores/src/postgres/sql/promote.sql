@@ -1,13 +1,14 @@
 -- A message enters the log when its time comes, and that is its time. Relays that promote at once share the work.
 WITH due AS (
     DELETE FROM oncebox.scheduled
-    WHERE (tenant, source, id) IN (
-        SELECT tenant, source, id FROM oncebox.scheduled
-        WHERE due_at <= coalesce($2, clock_timestamp())
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid
+        FROM oncebox.scheduled
+        WHERE due_at <= coalesce($2, statement_timestamp())
         ORDER BY due_at
         LIMIT $1
         FOR UPDATE SKIP LOCKED
-    )
+    ))
     RETURNING *
 )
 INSERT INTO oncebox.outbox (

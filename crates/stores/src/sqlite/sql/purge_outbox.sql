@@ -4,7 +4,8 @@ DELETE FROM oncebox_outbox WHERE position IN (
     SELECT position FROM (
         SELECT o.position, o.created_at FROM oncebox_outbox AS o
         WHERE o.position <= (
-                SELECT min(min(c.position, coalesce((SELECT min(value) - 1 FROM json_each(c.holes)), c.position)))
+                SELECT min(min(c.position,
+                    coalesce((SELECT min(value) - 1 FROM json_each(c.holes)), c.position)))
                 FROM oncebox_relay_cursor AS c)
             AND NOT EXISTS (SELECT 1 FROM oncebox_parked AS p WHERE p.position = o.position)
         ORDER BY o.position

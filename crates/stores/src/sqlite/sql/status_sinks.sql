@@ -17,9 +17,12 @@ SELECT s.sink,
     (SELECT min(o.created_at) FROM oncebox_relay_cursor AS c CROSS JOIN json_each(c.holes) AS hole
         CROSS JOIN oncebox_outbox AS o ON o.position = hole.value AND o.shard = c.shard
         WHERE c.sink = s.sink),
-    (SELECT count(*) FROM (SELECT 1 FROM oncebox_parked WHERE sink = s.sink AND state = 'waiting' LIMIT ?1)),
-    (SELECT count(*) FROM (SELECT 1 FROM oncebox_parked WHERE sink = s.sink AND state = 'behind' LIMIT ?1)),
-    (SELECT count(*) FROM (SELECT 1 FROM oncebox_parked WHERE sink = s.sink AND state = 'dead' LIMIT ?1)),
+    (SELECT count(*) FROM (
+        SELECT 1 FROM oncebox_parked WHERE sink = s.sink AND state = 'waiting' LIMIT ?1)),
+    (SELECT count(*) FROM (
+        SELECT 1 FROM oncebox_parked WHERE sink = s.sink AND state = 'behind' LIMIT ?1)),
+    (SELECT count(*) FROM (
+        SELECT 1 FROM oncebox_parked WHERE sink = s.sink AND state = 'dead' LIMIT ?1)),
     (SELECT count(*) FROM oncebox_relay_member WHERE sink = s.sink AND seen_until > ?2),
     s.unowned, s.moved_at
 FROM (

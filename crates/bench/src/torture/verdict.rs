@@ -1,0 +1,109 @@
+//! What a torture showed.
+
+use std::collections::BTreeMap;
+
+use oncebox_flow::CrashPoint;
+use serde_json::{Value, json};
+
+use super::broker::Counts;
+use super::ground::Ledger;
+use super::plan::Role;
+use crate::machine;
+use crate::report::Output;
+
+/// With fewer kills than this a point may be missed by bad luck.
+const ENOUGH_KILLS: u64 = 200;
+
+/// Everything that was counted.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    pub(super) store: &'static str,
+    pub(super) seed: u64,
+    pub(super) seconds: f64,
+    pub(super) at_points: BTreeMap<CrashPoint, u64>,
+    pub(super) at_random: BTreeMap<Role, u64>,
+    /// Children that ended although nobody killed them.
+    pub(super) died_alone: u64,
+    pub(super) broker: Counts,
+    pub(super) ledger: Ledger,
+    pub(super) backlog: i64,
+    pub(super) heal_seconds: f64,
+}
+
+impl Verdict {
+    pub(super) fn kills(&self) -> u64 {
+        self.at_points.values().sum::<u64>() + self.at_random.values().sum::<u64>()
+    }
+
+    fn missed(&self) -> Vec<String> {
+        let is_missed = |point: &CrashPoint| self.at_points.get(point).copied().unwrap_or(0) == 0;
+        CrashPoint::ALL.into_iter().filter(is_missed).map(CrashPoint::name).collect()
+    }
+
+    pub(super) fn passed(&self) -> bool {
+        let Ledger { orders, lost, doubled, phantom, inversions, .. } = self.ledger;
+        let is_clean = [lost, doubled, phantom, inversions, self.backlog] == [0; 5];
+        let is_covered = self.kills() < ENOUGH_KILLS || self.missed().is_empty();
+        orders > 0 && is_clean && is_covered && self.died_alone == 0
+    }
+
+    fn json(&self) -> Value {
+        let points: BTreeMap<String, u64> = self.at_points.iter().map(|(p, n)| (p.name(), *n)).collect();
+        let random: BTreeMap<&str, u64> = self.at_random.iter().map(|(r, n)| (r.name(), *n)).collect();
+        json!({
+            "v": 1, "name": "torture", "store": self.store, "seed": self.seed,
+            "seconds": self.seconds.round(), "heal_seconds": (self.heal_seconds * 10.0).round() / 10.0,
+            "kills": self.kills(), "kills_per_minute": (self.kills() as f64 / self.seconds * 60.0).round(),
+            "points": points, "random": random, "never_hit": self.missed(), "died_alone": self.died_alone,
+            "stored": self.broker.stored, "duplicates": self.broker.doubled,
+            "confirms_lost": self.broker.confirms_lost, "redelivered": self.broker.redelivered,
+            "orders": self.ledger.orders, "effects": self.ledger.effects,
+            "lost": self.ledger.lost, "doubled": self.ledger.doubled, "phantom": self.ledger.phantom,
+            "inversions": self.ledger.inversions, "backlog": self.backlog,
+            "load": machine::load(), "pass": self.passed(),
+        })
+    }
+
+    pub(super) fn print(&self, output: Output) {
+        let json = self.json();
+        if output == Output::Json {
+            println!("{json}");
+            return;
+        }
+        println!("torture on {} (seed {})", self.store, self.seed);
+        println!(
+            "  kills      {} in {} s, {} per minute",
+            self.kills(),
+            json["seconds"],
+            json["kills_per_minute"]
+        );
+        println!("  at points  {}", list(&json["points"]));
+        println!("  at random  {}", list(&json["random"]));
+        if !self.missed().is_empty() {
+            println!("  never hit  {}", self.missed().join(" "));
+        }
+        println!(
+            "  broker     {} stored, {} duplicates made, {} confirms lost, {} redelivered",
+            self.broker.stored, self.broker.doubled, self.broker.confirms_lost, self.broker.redelivered
+        );
+        println!(
+            "  ledger     {} orders, {} effects: {} lost, {} doubled, {} phantom, {} inversions; backlog {}",
+            self.ledger.orders,
+            self.ledger.effects,
+            self.ledger.lost,
+            self.ledger.doubled,
+            self.ledger.phantom,
+            self.ledger.inversions,
+            self.backlog
+        );
+        if self.died_alone > 0 {
+            println!("  {} children ended by themselves", self.died_alone);
+        }
+        println!("  verdict    {}", if self.passed() { "pass" } else { "FAIL" });
+    }
+}
+
+fn list(counts: &Value) -> String {
+    let counts = counts.as_object().into_iter().flatten();
+    counts.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join("  ")
+}

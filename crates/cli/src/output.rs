@@ -1,0 +1,48 @@
+//! What goes where: data to standard output, everything else to standard error.
+
+use std::io::IsTerminal;
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+/// The form of a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    Text,
+    /// One JSON object with `"v": 1`
+    Json,
+}
+
+pub(crate) fn log_to_stderr(filter: &str, format: Format) {
+    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("warn"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        Format::Text => builder.with_ansi(std::io::stderr().is_terminal() && colour_wanted()).init(),
+        Format::Json => builder.json().init(),
+    }
+}
+
+/// Colour unless the environment says no.
+pub(crate) fn colour_wanted() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var("TERM").map_or(true, |term| term != "dumb")
+}
+
+/// Text with control characters made visible: what comes out of a database
+/// must not move a terminal's cursor.
+pub(crate) fn plain(text: &str) -> String {
+    let is_hostile = |c: char| c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if is_hostile(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_and_bidi_characters_do_not_reach_a_terminal() {
+        assert_eq!(plain("a\u{1b}[2Jb\r\nc\u{202e}"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c\u{fffd}");
+        assert_eq!(plain("grün 注文"), "grün 注文");
+    }
+}
