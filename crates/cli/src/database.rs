@@ -40,8 +40,11 @@ impl DatabaseArgs {
         }
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         if let Some(other) = scheme.filter(|scheme| *scheme != "sqlite") {
-            return Err(Fault::new(Class::Input, format!("oncebox does not know databases of the kind {other:?}"))
-                .help("use postgres://… or the path of a SQLite file"));
+            return Err(Fault::new(
+                Class::Input,
+                format!("oncebox does not know databases of the kind {other:?}"),
+            )
+            .help("use postgres://… or the path of a SQLite file"));
         }
         let store = match create {
             true => SqliteStore::create(&url).await?,

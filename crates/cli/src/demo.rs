@@ -91,12 +91,14 @@ async fn finish(
     let seconds = started.elapsed().as_secs_f64();
     let naive_proof = Proof::of(&database(dir, wire::Service::Naive)).await?;
     let proof = Proof::of(&database(dir, wire::Service::Oncebox)).await?;
-    let pass = proof.holds(args.orders) && guarded.kills == naive.kills && guarded.kills >= schedule::MIN_KILLS;
+    let pass =
+        proof.holds(args.orders) && guarded.kills == naive.kills && guarded.kills >= schedule::MIN_KILLS;
     let naive_breaks = naive_proof.lost > 0 && naive_proof.doubled > 0;
     if let Some(file) = &args.svg {
         let lanes = [(&naive, &naive_proof), (&guarded, &proof)];
-        std::fs::write(file, picture::draw(&lanes, args.orders, seconds))
-            .map_err(|error| Fault::new(Class::Output, format!("cannot write {}: {error}", file.display())))?;
+        std::fs::write(file, picture::draw(&lanes, args.orders, seconds)).map_err(|error| {
+            Fault::new(Class::Output, format!("cannot write {}: {error}", file.display()))
+        })?;
     }
     let lane = |p: &Proof| json!({ "effects": p.effects, "lost": p.lost, "doubled": p.doubled });
     match format {
@@ -114,10 +116,15 @@ async fn finish(
             .help(format!("run `oncebox demo --seed {} --keep` and look at the databases", guarded.seed)));
     }
     if !naive_breaks {
-        return Err(Fault::new(Class::DemoFailed, "the naive lane came through unharmed, so this run proves nothing"));
+        return Err(Fault::new(
+            Class::DemoFailed,
+            "the naive lane came through unharmed, so this run proves nothing",
+        ));
     }
     if format == Format::Text {
-        println!("next: oncebox demo --svg proof.svg   |   oncebox migrate up --db app.db   |   oncebox relay --db app.db --to stdout");
+        println!(
+            "next: oncebox demo --svg proof.svg   |   oncebox migrate up --db app.db   |   oncebox relay --db app.db --to stdout"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -151,7 +151,10 @@ mod tests {
         for class in Class::ALL {
             let (code, name, _) = class.describe();
             assert!(seen.insert(code), "{code} is used twice");
-            assert!(pages.contains(&format!("## {code}")) && pages.contains(name), "{code} is not documented");
+            assert!(
+                pages.contains(&format!("## {code}")) && pages.contains(name),
+                "{code} is not documented"
+            );
         }
     }
 

@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
-use oncebox_stores::{postgres, sqlite};
+use oncebox_stores::{MigrationState, postgres, sqlite};
 use serde_json::json;
 
 use crate::database::{Database, DatabaseArgs};
 use crate::fault::Fault;
-use crate::output::Format;
+use crate::output::{Format, plain};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
@@ -32,13 +32,6 @@ enum Action {
     },
 }
 
-/// A migration and its state, of either store.
-struct Line {
-    version: i32,
-    name: String,
-    state: String,
-}
-
 pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
     match args.action {
         Action::Up(database) => up(&database.open(true).await?, format).await,
@@ -55,22 +48,19 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
 }
 
 async fn up(database: &Database, format: Format) -> Result<ExitCode, Fault> {
-    let applied: Vec<(i32, String)> = match database {
-        Database::Sqlite(store) => {
-            sqlite::migrate::up(store).await.map(|all| all.into_iter().map(|m| (m.version, m.name.into())).collect())
-        }
-        Database::Postgres(store) => {
-            postgres::migrate::up(store).await.map(|all| all.into_iter().map(|m| (m.version, m.name.into())).collect())
-        }
+    let applied = match database {
+        Database::Sqlite(store) => sqlite::migrate::up(store).await,
+        Database::Postgres(store) => postgres::migrate::up(store).await,
     }
     .map_err(|error| Fault::schema(&error))?;
     if format == Format::Json {
-        let applied: Vec<_> = applied.iter().map(|(v, name)| json!({ "version": v, "name": name })).collect();
+        let applied: Vec<_> =
+            applied.iter().map(|m| json!({ "version": m.version, "name": m.name })).collect();
         println!("{}", json!({ "v": 1, "applied": applied }));
         return Ok(ExitCode::SUCCESS);
     }
-    for (version, name) in &applied {
-        println!("applied {version:04} {name}");
+    for migration in &applied {
+        println!("applied {:04} {}", migration.version, migration.name);
     }
     if applied.is_empty() {
         println!("nothing to do: the schema is up to date");
@@ -79,37 +69,36 @@ async fn up(database: &Database, format: Format) -> Result<ExitCode, Fault> {
 }
 
 async fn status(database: &Database, format: Format) -> Result<ExitCode, Fault> {
-    macro_rules! lines {
-        ($module:ident, $store:expr) => {
-            $module::migrate::status($store).await.map(|all| {
-                let line = |m: $module::migrate::MigrationStatus| Line {
-                    version: m.version,
-                    state: format!("{:?}", m.state).to_lowercase(),
-                    name: m.name.into(),
-                };
-                all.into_iter().map(line).collect::<Vec<_>>()
-            })
-        };
-    }
-    let lines = match database {
-        Database::Sqlite(store) => lines!(sqlite, store),
-        Database::Postgres(store) => lines!(postgres, store),
+    let migrations = match database {
+        Database::Sqlite(store) => sqlite::migrate::status(store).await,
+        Database::Postgres(store) => postgres::migrate::status(store).await,
     }
     .map_err(|error| Fault::schema(&error))?;
-    let current = lines.iter().all(|line| line.state == "applied");
+    let current = migrations.iter().all(|m| m.state == MigrationState::Applied);
     if format == Format::Json {
-        let all: Vec<_> = lines
+        let all: Vec<_> = migrations
             .iter()
-            .map(|line| json!({ "version": line.version, "name": line.name, "state": line.state }))
+            .map(|m| {
+                json!({ "version": m.version, "name": m.name, "state": state(m.state),
+                        "applied_at": m.applied_at.map(|at| at.to_string()) })
+            })
             .collect();
         println!("{}", json!({ "v": 1, "current": current, "migrations": all }));
     } else {
-        for line in &lines {
-            println!("{:04}  {:<8} {}", line.version, line.state, line.name);
+        for m in &migrations {
+            println!("{:04}  {:<8} {}", m.version, state(m.state), plain(&m.name));
         }
         if !current {
             eprintln!("hint: `oncebox migrate up` applies what is pending");
         }
     }
     Ok(if current { ExitCode::SUCCESS } else { ExitCode::from(6) })
+}
+
+const fn state(state: MigrationState) -> &'static str {
+    match state {
+        MigrationState::Applied => "applied",
+        MigrationState::Pending => "pending",
+        MigrationState::Unknown => "unknown",
+    }
 }

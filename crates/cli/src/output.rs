@@ -32,7 +32,10 @@ pub(crate) fn colour_wanted() -> bool {
 /// Text with control characters made visible: what comes out of a database
 /// must not move a terminal's cursor.
 pub(crate) fn plain(text: &str) -> String {
-    let is_hostile = |c: char| c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_hostile = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
     text.chars().map(|c| if is_hostile(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 

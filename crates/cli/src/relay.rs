@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, ValueEnum};
 use oncebox_core::store::{Mailbox, Retention};
 use oncebox_flow::relay::{Progress, RelayReport};
-use oncebox_flow::{Janitor, Relay};
+use oncebox_flow::{Janitor, Relay, Wakeup};
+use oncebox_stores::postgres::wakeup::listen;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -50,18 +51,29 @@ enum Destination {
 pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
     let Destination::Stdout = args.to;
     match args.database.open_verified().await? {
-        Database::Sqlite(store) => relay(store, args, format).await,
-        Database::Postgres(store) => relay(store, args, format).await,
+        Database::Sqlite(store) => relay(store, Wakeup::new(), args, format).await,
+        Database::Postgres(store) => {
+            let wakeup = Wakeup::new();
+            // Ends with the process.
+            tokio::spawn(listen(store.clone(), wakeup.clone(), CancellationToken::new()));
+            relay(store, wakeup, args, format).await
+        }
     }
 }
 
-async fn relay<S: Mailbox + Retention>(store: S, args: Args, format: Format) -> Result<ExitCode, Fault> {
+async fn relay<S: Mailbox + Retention>(
+    store: S,
+    wakeup: Wakeup,
+    args: Args,
+    format: Format,
+) -> Result<ExitCode, Fault> {
     let publisher = StdoutPublisher::default();
     let closed = publisher.closed();
     let mut relay = Relay::builder(store.clone(), publisher)
         .sink(args.sink.as_str())
         .batch(args.batch)
         .poll(Duration::from_millis(args.poll))
+        .wakeup(wakeup)
         .build()?;
     if args.once {
         return once(&mut relay, format, &closed).await;
@@ -85,7 +97,10 @@ async fn relay<S: Mailbox + Retention>(store: S, args: Args, format: Format) -> 
     }
     summary(&report, format);
     if closed.is_cancelled() {
-        return Err(Fault::new(Class::Output, "standard output was closed; what was not written stays in the outbox"));
+        return Err(Fault::new(
+            Class::Output,
+            "standard output was closed; what was not written stays in the outbox",
+        ));
     }
     Ok(if report.drained { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -103,7 +118,10 @@ async fn once<S: Mailbox>(
         if closed.is_cancelled() || outage.is_some() {
             let reason = outage.unwrap_or_default();
             relay.release().await.ok();
-            return Err(Fault::new(Class::Output, format!("cannot write: {reason}; what was not written stays in the outbox")));
+            return Err(Fault::new(
+                Class::Output,
+                format!("cannot write: {reason}; what was not written stays in the outbox"),
+            ));
         }
         if published + parked + promoted == 0 {
             break;

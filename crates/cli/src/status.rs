@@ -78,11 +78,8 @@ fn sink_json(sink: &SinkStatus) -> serde_json::Value {
 
 fn as_text(status: &Status, parked: &[ParkedRow], troubles: &[String]) -> String {
     use std::fmt::Write as _;
-    let mut text = format!(
-        "outbox   {} logged   {} scheduled\n",
-        count(status.logged),
-        count(status.scheduled)
-    );
+    let mut text =
+        format!("outbox   {} logged   {} scheduled\n", count(status.logged), count(status.scheduled));
     for sink in &status.sinks {
         let oldest = sink.oldest.map_or_else(|| "-".into(), span);
         let _ = writeln!(
@@ -99,7 +96,8 @@ fn as_text(status: &Status, parked: &[ParkedRow], troubles: &[String]) -> String
     if status.sinks.is_empty() {
         text.push_str("sink     none yet: no relay has run on this database\n");
     }
-    let _ = writeln!(text, "inbox    {} markers   {} dead letters", count(status.markers), status.dead_letters);
+    let _ =
+        writeln!(text, "inbox    {} markers   {} dead letters", count(status.markers), status.dead_letters);
     for row in parked {
         let reason = row.reason.as_deref().unwrap_or("waits behind an earlier message of its key");
         let _ = writeln!(

@@ -59,6 +59,9 @@ impl fmt::Debug for HandlerKey {
     }
 }
 
+/// Computes a key from an envelope.
+pub type SelectKey = dyn Fn(&Envelope) -> Option<String> + Send + Sync;
+
 /// What tells two deliveries of one message from two messages.
 #[derive(Clone, Default)]
 #[non_exhaustive]
@@ -75,7 +78,7 @@ pub enum KeySelector {
     /// Several of these, all of which must be present.
     Composite(Vec<KeySelector>),
     /// A key computed from the envelope.
-    Custom(Arc<dyn Fn(&Envelope) -> Option<String> + Send + Sync>),
+    Custom(Arc<SelectKey>),
 }
 
 impl KeySelector {

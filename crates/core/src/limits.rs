@@ -122,7 +122,8 @@ mod tests {
 
     #[test]
     fn the_error_names_the_field_and_the_limit() {
-        let cases: [(fn(&mut Envelope), &str); 6] = [
+        type Spoil = fn(&mut Envelope);
+        let cases: [(Spoil, &str); 6] = [
             (|e| e.id = String::new(), "the id is empty"),
             (|e| e.id = "x".repeat(256), "the id has 256 bytes, the limit is 255"),
             (|e| e.key = Some("a\0b".into()), "the key contains a NUL character"),

@@ -104,6 +104,14 @@ enum Halt {
     Parked,
 }
 
+/// The lanes of a batch that have come to a halt, and the rules they go by.
+struct Lanes<'p> {
+    halted: HashMap<LaneKey, Halt>,
+    policy: &'p RetryPolicy,
+    on_dead: OnDead,
+    chance: f64,
+}
+
 /// Decides a batch from its results, one for each envelope in order. Missing
 /// results count as unknown: a transport that answers short confirms nothing.
 #[must_use]
@@ -115,7 +123,7 @@ pub fn decide(
     chance: f64,
 ) -> Decision {
     let mut decision = Decision::default();
-    let mut halted: HashMap<LaneKey, Halt> = HashMap::new();
+    let mut lanes = Lanes { halted: HashMap::new(), policy, on_dead, chance };
     let mut results = results.into_iter();
     let all_confirmed = results.len() == batch.slots.len() && results.as_slice().iter().all(Result::is_ok);
     if all_confirmed {
@@ -125,7 +133,7 @@ pub fn decide(
     for (slot, envelope) in batch.slots.iter().zip(&batch.envelopes) {
         let result = results.next().unwrap_or_else(|| Err(Failure::unknown("the transport gave no answer")));
         let lane = LaneKey::of(envelope);
-        match lane.as_ref().and_then(|lane| halted.get(lane)) {
+        match lane.as_ref().and_then(|lane| lanes.halted.get(lane)) {
             Some(Halt::Unsettled) => decision.unsettled.push(slot.position),
             Some(Halt::Parked) => decision.park.push(Park {
                 position: slot.position,
@@ -135,7 +143,7 @@ pub fn decide(
                 attempts: slot.attempts,
                 reason: None,
             }),
-            None => decision.take(*slot, lane, result, (policy, on_dead, chance), &mut halted),
+            None => decision.take(*slot, lane, result, &mut lanes),
         }
     }
     decision
@@ -147,8 +155,7 @@ impl Decision {
         slot: Slot,
         lane: Option<LaneKey>,
         result: Result<(), Failure>,
-        (policy, on_dead, chance): (&RetryPolicy, OnDead, f64),
-        halted: &mut HashMap<LaneKey, Halt>,
+        lanes: &mut Lanes<'_>,
     ) {
         let failure = match result {
             Ok(()) => {
@@ -161,14 +168,14 @@ impl Decision {
         if failure.class != Class::Message {
             self.unsettled.push(slot.position);
             self.outage.get_or_insert(failure.reason);
-            halted.extend(lane.map(|lane| (lane, Halt::Unsettled)));
+            lanes.halted.extend(lane.map(|lane| (lane, Halt::Unsettled)));
             return;
         }
         let attempts = slot.attempts.saturating_add(1);
-        let exhausted = policy.max_attempts.is_some_and(|limit| attempts >= limit);
+        let exhausted = lanes.policy.max_attempts.is_some_and(|limit| attempts >= limit);
         if exhausted || failure.permanent {
             self.park.push(dead(slot, lane.clone(), attempts, failure.reason));
-            if on_dead == OnDead::SkipKey {
+            if lanes.on_dead == OnDead::SkipKey {
                 self.free.extend(lane);
                 return;
             }
@@ -177,14 +184,14 @@ impl Decision {
                 position: slot.position,
                 shard: slot.shard,
                 lane: lane.clone(),
-                parking: Parking::Waiting { after: policy.backoff.delay(attempts, chance) },
+                parking: Parking::Waiting { after: lanes.policy.backoff.delay(attempts, lanes.chance) },
                 attempts,
                 reason: Some(failure.reason),
             });
         }
         if let Some(lane) = lane {
             self.blocked.push(lane.clone());
-            halted.insert(lane, Halt::Parked);
+            lanes.halted.insert(lane, Halt::Parked);
         }
     }
 }

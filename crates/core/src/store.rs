@@ -45,6 +45,12 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// [`Kind::Unavailable`]; the transaction is gone all the same.
     fn rollback(&self, begun: Self::Begun) -> impl Future<Output = Result<()>> + Send;
 
+    /// What time the database says it is.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn clock(&self, tx: &mut Self::Tx) -> impl Future<Output = Result<Timestamp>> + Send;
+
     /// What an error means if it is one of this store's driver, which a
     /// handler may pass up unchanged.
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<Kind>;
@@ -52,6 +58,12 @@ pub trait Store: Clone + Send + Sync + 'static {
 
 /// Proof that a transaction is open. Implemented by the driver's transaction
 /// type and by [`Store::Begun`], never by pools or bare connections.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an open transaction of this store",
+    label = "a transaction is needed here",
+    note = "begin one and pass `&mut tx`; a pool or a bare connection would let the message leave without your writes",
+    note = "`put_on` takes a connection, if you know that a transaction is open on it"
+)]
 pub trait Transaction<S: Store>: Send {
     /// The connection inside.
     fn connection(&mut self) -> &mut S::Tx;

@@ -31,7 +31,10 @@ pub struct Oncebox<S: Mailbox + Dedup, T> {
 
 impl<S: Mailbox + Dedup + fmt::Debug, T> fmt::Debug for Oncebox<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Oncebox").field("store", &self.store).field("group", &self.group).finish_non_exhaustive()
+        f.debug_struct("Oncebox")
+            .field("store", &self.store)
+            .field("group", &self.group)
+            .finish_non_exhaustive()
     }
 }
 

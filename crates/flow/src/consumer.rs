@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncebox_core::Verdict;
 use oncebox_core::store::{Dedup, Mailbox};
 use oncebox_core::transport::{Acknowledge, Delivery, Feed};
-use oncebox_core::Verdict;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -54,7 +54,9 @@ impl<S: Mailbox + Dedup, F: Feed> Consumer<S, F> {
         let seats = Arc::new(Semaphore::new(self.concurrency));
         let tasks = TaskTracker::new();
         loop {
-            let Some(Ok(seat)) = stop.run_until_cancelled(Arc::clone(&seats).acquire_owned()).await else { break };
+            let Some(Ok(seat)) = stop.run_until_cancelled(Arc::clone(&seats).acquire_owned()).await else {
+                break;
+            };
             let Some(next) = stop.run_until_cancelled(self.feed.next()).await else { break };
             match next {
                 Ok(Some(delivery)) => {

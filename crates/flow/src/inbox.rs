@@ -170,7 +170,8 @@ impl<S: Mailbox + Dedup> Inbox<S> {
         if self.inner.options.ignore_unknown {
             return Verdict::Done;
         }
-        let reason = format!("no handler of channel {} takes messages of type {}", self.inner.channel, envelope.kind);
+        let reason =
+            format!("no handler of channel {} takes messages of type {}", self.inner.channel, envelope.kind);
         let verdict = Verdict::Dead { code: "unknown_type", reason };
         self.settled("", verdict, envelope, attempt).await
     }

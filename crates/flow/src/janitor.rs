@@ -3,10 +3,12 @@
 //! Never on the request path, never a dead letter, never a row some sink has
 //! not settled, and never by this process's clock.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use oncebox_core::store::{Purge, Retention};
-use oncebox_core::{Error, HandlerKey, Kind, Result};
+use oncebox_core::{Error, HandlerKey, Kind, Result, Timestamp};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -19,6 +21,8 @@ const BATCH: usize = 5_000;
 const BATCHES_PER_SWEEP: usize = 200;
 /// Settled messages are kept at least this long, for replay after a broker lost them.
 const SHORTEST_OUTBOX: Duration = Duration::from_secs(3600);
+/// A clock that moved by more than this since the last sweep is not believed.
+const CLOCK_JUMP: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// What a sweep deleted.
@@ -38,6 +42,7 @@ pub struct Janitor<S> {
     markers: Vec<(HandlerKey, Duration)>,
     interval: Duration,
     clock: Clock,
+    last: Mutex<Option<(Timestamp, Instant)>>,
 }
 
 impl<S: Retention> Janitor<S> {
@@ -50,6 +55,7 @@ impl<S: Retention> Janitor<S> {
             markers: Vec::new(),
             interval: Duration::from_secs(600),
             clock: Clock::default(),
+            last: Mutex::new(None),
         }
     }
 
@@ -97,6 +103,7 @@ impl<S: Retention> Janitor<S> {
     /// # Errors
     /// By kind of the failed statement; what was deleted stays deleted.
     pub async fn sweep(&self) -> Result<Swept> {
+        self.check_clock().await?;
         let mut swept = Swept { outbox: self.purge(&Purge::Outbox(self.outbox)).await?, markers: 0 };
         for (handler, older_than) in &self.markers {
             let purge = Purge::Markers { handler: handler.as_str().to_owned(), older_than: *older_than };
@@ -106,6 +113,31 @@ impl<S: Retention> Janitor<S> {
         telemetry::purged("outbox", swept.outbox);
         telemetry::purged("marker", swept.markers);
         Ok(swept)
+    }
+
+    /// A clock that was set forward makes everything look old at once, so a
+    /// sweep is refused when the database's time and this machine's monotonic
+    /// one have drifted apart since the last sweep.
+    async fn check_clock(&self) -> Result<()> {
+        if self.clock.now().is_some() {
+            return Ok(());
+        }
+        let mut begun = self.store.begin().await?;
+        let now = self.store.clock(&mut begun).await;
+        self.store.rollback(begun).await?;
+        let now = now?;
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace((now, Instant::now()));
+        let Some((before, at)) = last else { return Ok(()) };
+        let expected = before.plus(at.elapsed());
+        if now.since(expected) > CLOCK_JUMP || expected.since(now) > CLOCK_JUMP {
+            return Err(Error::new(
+                Kind::Unavailable,
+                format!(
+                    "the database's clock jumped (it says {now}, expected about {expected}); nothing is purged in this sweep"
+                ),
+            ));
+        }
+        Ok(())
     }
 
     async fn purge(&self, purge: &Purge) -> Result<usize> {

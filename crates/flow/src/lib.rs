@@ -35,4 +35,5 @@ pub use inbox::{Context, Handler, HandlerOptions, Inbox};
 pub use janitor::Janitor;
 pub use outbox::Outbox;
 pub use relay::Relay;
+pub use tokio_util::sync::CancellationToken;
 pub use wakeup::Wakeup;

@@ -50,7 +50,10 @@ pub struct Outbox<S> {
 
 impl<S: fmt::Debug> fmt::Debug for Outbox<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outbox").field("store", &self.store).field("source", &self.source).finish_non_exhaustive()
+        f.debug_struct("Outbox")
+            .field("store", &self.store)
+            .field("source", &self.source)
+            .finish_non_exhaustive()
     }
 }
 
@@ -182,7 +185,11 @@ impl<S: Mailbox> Outbox<S> {
     ///
     /// # Errors
     /// As [`put`](Self::put); [`Kind::Conflict`] if an id is already in the outbox.
-    pub async fn put_envelopes(&self, connection: &mut S::Tx, mut envelopes: Vec<Envelope>) -> Result<Vec<String>> {
+    pub async fn put_envelopes(
+        &self,
+        connection: &mut S::Tx,
+        mut envelopes: Vec<Envelope>,
+    ) -> Result<Vec<String>> {
         for envelope in &mut envelopes {
             self.complete(envelope)?;
         }
@@ -196,7 +203,10 @@ impl<S: Mailbox> Outbox<S> {
             if once == Once::Duplicate {
                 return Err(Error::new(
                     Kind::Conflict,
-                    format!("a message with id {:?} of source {:?} is already in the outbox", envelope.id, envelope.source),
+                    format!(
+                        "a message with id {:?} of source {:?} is already in the outbox",
+                        envelope.id, envelope.source
+                    ),
                 ));
             }
         }

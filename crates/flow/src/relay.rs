@@ -89,7 +89,10 @@ pub struct Relay<S, P> {
 
 impl<S: fmt::Debug, P> fmt::Debug for Relay<S, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relay").field("store", &self.store).field("holder", &self.holder).finish_non_exhaustive()
+        f.debug_struct("Relay")
+            .field("store", &self.store)
+            .field("holder", &self.holder)
+            .finish_non_exhaustive()
     }
 }
 
@@ -164,7 +167,8 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         }
         let mut batch = Batch::default();
         for parked in due {
-            let slot = Slot { position: parked.row.position, shard: parked.row.shard, attempts: parked.attempts };
+            let slot =
+                Slot { position: parked.row.position, shard: parked.row.shard, attempts: parked.attempts };
             if let Ok(envelope) = parked.row.envelope {
                 batch.push(slot, envelope);
             }

@@ -7,3 +7,9 @@
 pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod migration;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use migration::{Applied, MigrationState, MigrationStatus};

@@ -93,7 +93,7 @@ impl Broker {
         self.reordered += u32::from(queued.number < self.newest);
         self.newest = self.newest.max(queued.number);
         let (order, attempt) = (queued.parcel.order, queued.attempt);
-        let kill = self.schedule.kill(order).filter(|point| *point == KillPoint::AfterEffectBeforeAck);
+        let kill = self.schedule.kill(order).filter(|point| *point == KillPoint::Applied);
         let kill = kill.filter(|_| !self.killed.contains(&order));
         self.next_tag += 1;
         let message = ToWorker::Deliver { tag: self.next_tag, attempt, parcel: queued.parcel.clone(), kill };

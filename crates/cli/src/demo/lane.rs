@@ -130,8 +130,7 @@ impl Lane {
         if self.sabotage {
             command.arg("--sabotage");
         }
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let Some((input, output)) = pipes else {
             return Err(Fault::new(Class::Failed, "a worker has no pipes"));
@@ -209,7 +208,7 @@ impl Lane {
         while self.in_flight.len() < WINDOW && self.next_order < self.last_order() {
             let order = self.next_order;
             self.next_order += 1;
-            let kill = self.schedule.kill(order).filter(|point| *point != KillPoint::AfterEffectBeforeAck);
+            let kill = self.schedule.kill(order).filter(|point| *point != KillPoint::Applied);
             self.in_flight.insert(order, kill);
             self.place(worker, order, kill).await;
             self.weather();
@@ -242,7 +241,8 @@ impl Lane {
     /// orders have been answered and a while has passed.
     fn weather(&mut self) {
         if let Some((range, until)) = &self.outage {
-            let answered = self.next_order >= range.end && self.in_flight.range(range.clone()).next().is_none();
+            let answered =
+                self.next_order >= range.end && self.in_flight.range(range.clone()).next().is_none();
             if answered && Instant::now() >= *until {
                 self.outage = None;
                 self.broker.set_down(false);
@@ -250,7 +250,7 @@ impl Lane {
             }
             return;
         }
-        let starting = self.schedule.outages().iter().nth(self.outages as usize);
+        let starting = self.schedule.outages().get(self.outages as usize);
         if let Some(range) = starting.filter(|range| self.next_order >= range.start) {
             self.outage = Some((range.clone(), Instant::now() + OUTAGE));
             self.outages += 1;
@@ -261,14 +261,20 @@ impl Lane {
 
     fn died(&mut self) -> Result<bool, Fault> {
         if self.last_progress.elapsed() > PATIENCE {
-            return Err(Fault::new(Class::Failed, format!("the {} worker keeps dying by itself", self.service.name())));
+            return Err(Fault::new(
+                Class::Failed,
+                format!("the {} worker keeps dying by itself", self.service.name()),
+            ));
         }
         Ok(false)
     }
 
     async fn is_done(&self) -> Result<bool, Fault> {
         if self.last_progress.elapsed() > PATIENCE {
-            return Err(Fault::new(Class::Failed, format!("the {} lane made no progress", self.service.name())));
+            return Err(Fault::new(
+                Class::Failed,
+                format!("the {} lane made no progress", self.service.name()),
+            ));
         }
         if let Ok(effects) = Proof::effects(&self.database).await {
             self.progress.effects(self.service, effects);

@@ -62,7 +62,12 @@ fn lane(svg: &mut String, top: f64, scale: f64, run: &LaneReport, proof: &Proof)
     faults(svg, (top, base), scale, run);
     effects(svg, base, scale, proof);
     for at in &proof.lost_at {
-        let _ = write!(svg, "<circle class=\"lost\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\"/>", x(*at / 1000.0, scale), base + 9.0);
+        let _ = write!(
+            svg,
+            "<circle class=\"lost\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\"/>",
+            x(*at / 1000.0, scale),
+            base + 9.0
+        );
     }
     let _ = write!(svg, "<line class=\"line\" x1=\"{LEFT}\" y1=\"{base}\" x2=\"{RIGHT}\" y2=\"{base}\"/>");
     let class = if proof.lost == 0 && proof.doubled == 0 { "ok" } else { "bad" };
@@ -75,7 +80,12 @@ fn lane(svg: &mut String, top: f64, scale: f64, run: &LaneReport, proof: &Proof)
     .iter()
     .enumerate()
     {
-        let _ = write!(svg, "<text class=\"{class}\" x=\"{}\" y=\"{:.1}\">{text}</text>", RIGHT + 16.0, top + 46.0 + row as f64 * 20.0);
+        let _ = write!(
+            svg,
+            "<text class=\"{class}\" x=\"{}\" y=\"{:.1}\">{text}</text>",
+            RIGHT + 16.0,
+            top + 46.0 + row as f64 * 20.0
+        );
     }
 }
 

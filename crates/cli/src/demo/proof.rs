@@ -36,7 +36,8 @@ pub(super) struct Proof {
 }
 
 async fn open(database: &Path) -> Result<sqlx::SqlitePool, sqlx::Error> {
-    let options = SqliteConnectOptions::new().filename(database).read_only(true).busy_timeout(Duration::from_secs(5));
+    let options =
+        SqliteConnectOptions::new().filename(database).read_only(true).busy_timeout(Duration::from_secs(5));
     SqlitePoolOptions::new().max_connections(1).connect_with(options).await
 }
 
@@ -95,7 +96,13 @@ impl Proof {
     }
 
     pub(super) fn money(&self) -> String {
-        let sign = if self.money_off > 0 { "+" } else if self.money_off < 0 { "-" } else { "" };
+        let sign = if self.money_off > 0 {
+            "+"
+        } else if self.money_off < 0 {
+            "-"
+        } else {
+            ""
+        };
         let cents = self.money_off.unsigned_abs();
         format!("{sign}{}.{:02}", cents / 100, cents % 100)
     }

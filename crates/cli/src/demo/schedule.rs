@@ -54,7 +54,6 @@ impl Schedule {
         self.kills.get(&order).copied()
     }
 
-
     pub(super) fn outages(&self) -> &[Range<u32>] {
         &self.outages
     }
@@ -99,7 +98,10 @@ mod tests {
                 let (one, two) = (Schedule::draw(seed, orders), Schedule::draw(seed, orders));
                 assert_eq!(one.kills, two.kills);
                 for point in KillPoint::ALL {
-                    assert!(one.kills.values().any(|p| *p == point), "seed {seed}, {orders} orders, {point:?}");
+                    assert!(
+                        one.kills.values().any(|p| *p == point),
+                        "seed {seed}, {orders} orders, {point:?}"
+                    );
                 }
             }
         }

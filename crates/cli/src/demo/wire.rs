@@ -27,22 +27,21 @@ impl Service {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KillPoint {
     /// The order is stored, its message has not left.
-    AfterCommitBeforePublish,
+    Committed,
     /// The broker has the message, the service has not noted it.
-    AfterPublishBeforeMark,
+    Published,
     /// The effect is stored, the broker has not been told.
-    AfterEffectBeforeAck,
+    Applied,
 }
 
 impl KillPoint {
-    pub(crate) const ALL: [Self; 3] =
-        [Self::AfterCommitBeforePublish, Self::AfterPublishBeforeMark, Self::AfterEffectBeforeAck];
+    pub(crate) const ALL: [Self; 3] = [Self::Committed, Self::Published, Self::Applied];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::AfterCommitBeforePublish => "after_commit_before_publish",
-            Self::AfterPublishBeforeMark => "after_publish_before_mark",
-            Self::AfterEffectBeforeAck => "after_effect_before_ack",
+            Self::Committed => "after_commit_before_publish",
+            Self::Published => "after_publish_before_mark",
+            Self::Applied => "after_effect_before_ack",
         }
     }
 }
@@ -73,10 +72,22 @@ pub(crate) enum ToWorker {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FromWorker {
     Ready,
-    Placed { order: u32 },
-    Publish { token: u64, parcel: Parcel },
-    Ack { tag: u64 },
-    Nack { tag: u64 },
+    Placed {
+        order: u32,
+    },
+    Publish {
+        token: u64,
+        parcel: Parcel,
+    },
+    Ack {
+        tag: u64,
+    },
+    Nack {
+        tag: u64,
+    },
     /// It stands at a kill point and waits for the end.
-    At { point: KillPoint, order: u32 },
+    At {
+        point: KillPoint,
+        order: u32,
+    },
 }

@@ -85,7 +85,10 @@ impl<'c, Tx> Context<'c, Tx> {
 
 impl<Tx> fmt::Debug for Context<'_, Tx> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context").field("envelope", self.envelope).field("attempt", &self.attempt).finish_non_exhaustive()
+        f.debug_struct("Context")
+            .field("envelope", self.envelope)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
     }
 }
 

@@ -105,7 +105,8 @@ fn message_key<S: Mailbox + Dedup>(
             Ok(None)
         }
         (None, _) => {
-            let reason = format!("the message has no {:?} to tell it from others", handler.options().selector);
+            let reason =
+                format!("the message has no {:?} to tell it from others", handler.options().selector);
             Err(Outcome::Refused { code: "missing_id", reason })
         }
     }
@@ -116,7 +117,9 @@ impl<S: Mailbox + Dedup> Unit<S> {
         for rerun in 0..=self.inner.options.reruns {
             match self.once().await {
                 Ok(outcome) | Err(Interrupt::Ended(outcome)) => return outcome,
-                Err(Interrupt::Rerun(reason)) => tracing::debug!(handler = %self.key(), rerun, reason, "inbox.rerun"),
+                Err(Interrupt::Rerun(reason)) => {
+                    tracing::debug!(handler = %self.key(), rerun, reason, "inbox.rerun")
+                }
             }
             tokio::time::sleep(CONTENTION_WAIT.mul_f64(chance::draw())).await;
         }
@@ -235,8 +238,12 @@ impl<S: Mailbox + Dedup> Unit<S> {
             };
             match asked.await {
                 Ok(Marked::Duplicate { result }) => return Outcome::Done { result },
-                Ok(_) => return Outcome::Unavailable { reason: format!("not committed: {}", unknown.chain()) },
-                Err(error) => tracing::debug!(handler = %self.key(), kind = error.kind().name(), "inbox.commit_unknown"),
+                Ok(_) => {
+                    return Outcome::Unavailable { reason: format!("not committed: {}", unknown.chain()) };
+                }
+                Err(error) => {
+                    tracing::debug!(handler = %self.key(), kind = error.kind().name(), "inbox.commit_unknown")
+                }
             }
             tokio::time::sleep(CONTENTION_WAIT).await;
         }

@@ -114,6 +114,10 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    async fn clock(&self, _: &mut MemoryTx) -> Result<Timestamp> {
+        Ok(at(None))
+    }
+
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<Kind> {
         let mut next = Some(error);
         while let Some(error) = next {

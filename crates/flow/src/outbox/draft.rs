@@ -1,5 +1,7 @@
 //! A message on its way into the outbox, with everything that can be said about it.
 
+use std::time::Duration;
+
 use oncebox_core::{Envelope, Mailbox, Result, Timestamp, Transaction};
 
 use super::Outbox;
@@ -10,6 +12,7 @@ use super::Outbox;
 pub struct Draft<'o, S> {
     outbox: &'o Outbox<S>,
     envelope: Envelope,
+    delay: Option<Duration>,
 }
 
 macro_rules! text_setters {
@@ -24,7 +27,7 @@ macro_rules! text_setters {
 
 impl<'o, S: Mailbox> Draft<'o, S> {
     pub(super) const fn new(outbox: &'o Outbox<S>, envelope: Envelope) -> Self {
-        Self { outbox, envelope }
+        Self { outbox, envelope, delay: None }
     }
 
     text_setters! {
@@ -81,6 +84,12 @@ impl<'o, S: Mailbox> Draft<'o, S> {
         self
     }
 
+    /// Not before this long after the put, by the database's clock.
+    pub const fn delay(mut self, delay: Duration) -> Self {
+        self.delay = Some(delay);
+        self
+    }
+
     /// The envelope so far.
     #[must_use]
     pub const fn envelope(&self) -> &Envelope {
@@ -99,7 +108,14 @@ impl<'o, S: Mailbox> Draft<'o, S> {
     ///
     /// # Errors
     /// As [`put`](Self::put).
-    pub async fn put_on(self, connection: &mut S::Tx) -> Result<String> {
+    pub async fn put_on(mut self, connection: &mut S::Tx) -> Result<String> {
+        if let Some(delay) = self.delay {
+            let now = match self.outbox.clock.now() {
+                Some(now) => now,
+                None => self.outbox.store.clock(connection).await?,
+            };
+            self.envelope.due = Some(now.plus(delay));
+        }
         let id = self.envelope.id.clone();
         self.outbox.put_envelopes(connection, vec![self.envelope]).await?;
         Ok(id)

@@ -1,10 +1,10 @@
 //! Shards that stand at the same position and are therefore read together.
 
+use oncebox_core::Result;
 use oncebox_core::log::{Cursor, Position, Settlement, Shard, Span, Window};
 use oncebox_core::plan::{Batch, Decision, decide};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
-use oncebox_core::Result;
 
 use super::{Progress, Relay};
 use crate::chance;
@@ -34,8 +34,8 @@ impl Lane {
         for cursor in cursors {
             let fence = (cursor.shard, cursor.fence);
             let known = old.iter().find(|lane| lane.fences.contains(&fence));
-            let (position, holes) = known
-                .map_or((cursor.position, cursor.holes), |lane| (lane.position, lane.holes.clone()));
+            let (position, holes) =
+                known.map_or((cursor.position, cursor.holes), |lane| (lane.position, lane.holes.clone()));
             match lanes.iter_mut().find(|lane| lane.position == position && lane.holes == holes) {
                 Some(lane) => lane.fences.push(fence),
                 None => lanes.push(Self { fences: vec![fence], position, holes }),

@@ -46,7 +46,8 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
 
     /// Whether a batch started now is over before the lease is.
     pub(super) fn has_time(&self) -> bool {
-        self.lease.is_some_and(|lease| lease.age() + self.options.publish_timeout < self.options.lease / 3 * 2)
+        self.lease
+            .is_some_and(|lease| lease.age() + self.options.publish_timeout < self.options.lease / 3 * 2)
     }
 
     pub(super) async fn reload_blocked(&mut self) -> Result<()> {

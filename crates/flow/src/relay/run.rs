@@ -68,7 +68,12 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         }
         let released = tokio::time::timeout(self.options.lease, self.release()).await;
         report.drained &= matches!(released, Ok(Ok(())));
-        info!(sink = self.options.sink, published = report.published, drained = report.drained, "relay.stopped");
+        info!(
+            sink = self.options.sink,
+            published = report.published,
+            drained = report.drained,
+            "relay.stopped"
+        );
         report
     }
 

@@ -1,11 +1,14 @@
 //! Numbered migrations, and the check that the tables are what they made.
 
-use oncebox_core::{Digest, Error, Kind, Result, Store, Timestamp};
+use oncebox_core::{Error, Kind, Result, Store, Timestamp};
 use sqlx::{AssertSqlSafe, Executor, PgConnection, SqlStr};
 
 use super::error::failed;
 use super::row::Time;
 use super::store::{DEFAULT_SCHEMA, PostgresStore};
+use crate::migration::Migration;
+
+pub use crate::migration::{Applied, MigrationState, MigrationStatus};
 
 /// What the migrations of this build make, as [`snapshot`] tells it.
 const EXPECTED: &str = include_str!("schema.snapshot");
@@ -16,53 +19,6 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeou
 
 const MIGRATIONS: &[Migration] =
     &[Migration { version: 1, name: "once", text: include_str!("migrations/0001_once.sql") }];
-
-struct Migration {
-    version: i32,
-    name: &'static str,
-    text: &'static str,
-}
-
-impl Migration {
-    fn checksum(&self) -> String {
-        Digest::of(self.text.as_bytes()).to_string()
-    }
-}
-
-/// A migration that was applied just then.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Applied {
-    /// Its number.
-    pub version: i32,
-    /// Its name.
-    pub name: String,
-    /// When, by the database's clock.
-    pub applied_at: Timestamp,
-}
-
-/// A migration, and whether the database has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MigrationStatus {
-    /// Its number.
-    pub version: i32,
-    /// Its name.
-    pub name: String,
-    /// When it was applied.
-    pub applied_at: Option<Timestamp>,
-    /// Whether it was.
-    pub state: MigrationState,
-}
-
-/// Whether a database has a migration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MigrationState {
-    /// It has.
-    Applied,
-    /// This build has it, the database does not.
-    Pending,
-    /// The database has it, this build does not: it comes from a newer one.
-    Unknown,
-}
 
 /// One row of the table of migrations.
 struct Recorded {
@@ -102,19 +58,15 @@ async fn up_one(store: &PostgresStore) -> Result<Option<Applied>> {
     tx.execute(sqlx::raw_sql(AssertSqlSafe(store.adapted(migration.text))))
         .await
         .map_err(failed("cannot apply a migration"))?;
-    let applied_at: Time = sqlx::query_scalar(store.sql(include_str!("sql/migration_add.sql")))
+    sqlx::query(store.sql(include_str!("sql/migration_add.sql")))
         .bind(migration.version)
         .bind(migration.name)
         .bind(migration.checksum())
-        .fetch_one(&mut *tx)
+        .execute(&mut *tx)
         .await
         .map_err(failed("cannot record a migration"))?;
     store.commit(tx).await?;
-    Ok(Some(Applied {
-        version: migration.version,
-        name: migration.name.to_owned(),
-        applied_at: applied_at.0,
-    }))
+    Ok(Some(Applied { version: migration.version, name: migration.name.to_owned() }))
 }
 
 /// Looks before it creates: a role that may not create schemas can still

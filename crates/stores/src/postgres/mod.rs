@@ -14,5 +14,6 @@ mod relay;
 mod retention;
 mod row;
 mod store;
+pub mod wakeup;
 
 pub use store::{PostgresStore, pool_options};

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use oncebox_core::{Error, Identifier, Kind, Result, Store, Transaction};
+use oncebox_core::{Error, Identifier, Kind, Result, Store, Timestamp, Transaction};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, Postgres, Row as _, SqlSafeStr, SqlStr,
@@ -16,6 +16,7 @@ use sqlx::{
 use super::error::{self, IN_FAILED_TRANSACTION, failed};
 use super::holes::Holes;
 use super::migrate;
+use super::row::Time;
 
 /// The schema the statements in `sql/` are written for.
 pub(super) const DEFAULT_SCHEMA: &str = "oncebox";
@@ -213,6 +214,11 @@ impl Store for PostgresStore {
 
     async fn rollback(&self, begun: Self::Begun) -> Result<()> {
         begun.rollback().await.map_err(failed("cannot roll back"))
+    }
+
+    async fn clock(&self, tx: &mut PgConnection) -> Result<Timestamp> {
+        let clock = sqlx::query_scalar(include_str!("sql/clock.sql")).fetch_one(tx);
+        clock.await.map(|Time(now)| now).map_err(failed("cannot read the clock"))
     }
 
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<Kind> {

@@ -6,13 +6,16 @@
 //! may start at once. The schema that results is committed as a snapshot, one
 //! definition per line, and a database that differs from it is refused.
 
-use oncebox_core::{Digest, Error, Kind, Result, Store, Timestamp};
+use oncebox_core::{Error, Kind, Result, Store, Timestamp};
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqliteConnection;
 
 use super::SqliteStore;
 use super::error::failed;
 use super::store::DEFAULT_PREFIX;
+use crate::migration::Migration;
+
+pub use crate::migration::{Applied, MigrationState, MigrationStatus};
 
 const SNAPSHOT: &str = include_str!("schema.snapshot");
 const MIGRATIONS: &[Migration] =
@@ -21,51 +24,6 @@ const TABLE: &str = include_str!("sql/migration_table.sql");
 const READ: &str = "cannot read which migrations are applied";
 /// SQLite's number for `PRAGMA synchronous = FULL`.
 const SYNCHRONOUS_FULL: i64 = 2;
-
-struct Migration {
-    version: i32,
-    name: &'static str,
-    text: &'static str,
-}
-
-impl Migration {
-    fn checksum(&self) -> String {
-        Digest::of(self.text.as_bytes()).to_string()
-    }
-}
-
-/// A migration that [`up`] has just applied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Applied {
-    /// Its number.
-    pub version: i32,
-    /// Its name.
-    pub name: String,
-}
-
-/// Where a migration stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MigrationState {
-    /// It is in the database and in this build.
-    Applied,
-    /// It is only in this build.
-    Pending,
-    /// It is only in the database, put there by a newer build.
-    Unknown,
-}
-
-/// A migration that is in the database, in this build, or in both.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MigrationStatus {
-    /// Its number.
-    pub version: i32,
-    /// Its name.
-    pub name: String,
-    /// When it was applied.
-    pub applied_at: Option<Timestamp>,
-    /// Where it stands.
-    pub state: MigrationState,
-}
 
 /// A row of the bookkeeping table: version, name, checksum, time.
 type Record = (i32, String, String, i64);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use oncebox_core::{Error, Identifier, Kind, Result, Store, Transaction};
+use oncebox_core::{Error, Identifier, Kind, Result, Store, Timestamp, Transaction};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
     SqliteSynchronous,
@@ -196,6 +196,11 @@ impl Store for SqliteStore {
 
     async fn rollback(&self, begun: Self::Begun) -> Result<()> {
         shielded(begun.rollback()).await.map_err(failed("cannot roll back"))
+    }
+
+    async fn clock(&self, tx: &mut SqliteConnection) -> Result<Timestamp> {
+        let clock = sqlx::query_scalar(include_str!("sql/clock.sql")).fetch_one(tx);
+        clock.await.map(Timestamp::from_micros).map_err(failed("cannot read the clock"))
     }
 
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<Kind> {

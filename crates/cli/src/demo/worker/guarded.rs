@@ -55,14 +55,15 @@ pub(super) async fn serve(pool: SqlitePool, pipe: Arc<BrokerPipe>, sabotage: boo
     let wakeup = Wakeup::new();
     let outbox = Outbox::new(store.clone()).source("shop").wakeup(wakeup.clone());
     let doomed = Arc::new(AtomicU32::new(NOBODY));
-    let relay = Relay::builder(store.clone(), Broker { pipe: Arc::clone(&pipe), doomed: Arc::clone(&doomed) })
-        .sink("demo")
-        .lease(Duration::from_secs(1))
-        .publish_timeout(Duration::from_millis(500))
-        .error_backoff(Duration::from_millis(50))
-        .wakeup(wakeup)
-        .probe(dying_after_publish(&pipe, &doomed))
-        .build()?;
+    let relay =
+        Relay::builder(store.clone(), Broker { pipe: Arc::clone(&pipe), doomed: Arc::clone(&doomed) })
+            .sink("demo")
+            .lease(Duration::from_secs(1))
+            .publish_timeout(Duration::from_millis(500))
+            .error_backoff(Duration::from_millis(50))
+            .wakeup(wakeup)
+            .probe(dying_after_publish(&pipe, &doomed))
+            .build()?;
     let (deliveries, feed) = mpsc::channel(64);
     let inbox = Inbox::builder(store, "orders").handler(handler(sabotage)).retry(patient()).build()?;
     let consumer = Consumer::new(inbox, PipeFeed(feed)).concurrency(4);
@@ -72,8 +73,15 @@ pub(super) async fn serve(pool: SqlitePool, pipe: Arc<BrokerPipe>, sabotage: boo
     while let Some(message) = pipe.next().await {
         match message {
             ToWorker::Place { order, amount, kill } => {
-                let client = Client { pool: pool.clone(), outbox: outbox.clone(), pipe: Arc::clone(&pipe), doomed: Arc::clone(&doomed) };
-                tokio::spawn(async move { client.place(OrderPlaced { order_id: order, amount }, kill).await });
+                let client = Client {
+                    pool: pool.clone(),
+                    outbox: outbox.clone(),
+                    pipe: Arc::clone(&pipe),
+                    doomed: Arc::clone(&doomed),
+                };
+                tokio::spawn(
+                    async move { client.place(OrderPlaced { order_id: order, amount }, kill).await },
+                );
             }
             ToWorker::Deliver { tag, attempt, parcel, kill } => {
                 let ack = PipeAck { pipe: Arc::clone(&pipe), tag, order: parcel.order, kill };
@@ -110,7 +118,7 @@ fn dying_after_publish(pipe: &Arc<BrokerPipe>, doomed: &Arc<AtomicU32>) -> Probe
         async move {
             let order = doomed.load(Ordering::SeqCst);
             if point == CrashPoint::R5 && order & PUBLISHED != 0 && order != NOBODY {
-                pipe.await_death(KillPoint::AfterPublishBeforeMark, order & !PUBLISHED).await;
+                pipe.await_death(KillPoint::Published, order & !PUBLISHED).await;
             }
             Reaction::Go
         }
@@ -130,7 +138,7 @@ struct Client {
 impl Client {
     async fn place(self, order: OrderPlaced, kill: Option<KillPoint>) {
         let number = order.order_id;
-        if kill == Some(KillPoint::AfterPublishBeforeMark) {
+        if kill == Some(KillPoint::Published) {
             self.doomed.store(number, Ordering::SeqCst);
         }
         // A client would get an error and ask again; the demo's client is this loop.
@@ -141,17 +149,17 @@ impl Client {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         };
-        if kill == Some(KillPoint::AfterCommitBeforePublish) {
-            self.pipe.await_death(KillPoint::AfterCommitBeforePublish, number).await;
+        if kill == Some(KillPoint::Committed) {
+            self.pipe.await_death(KillPoint::Committed, number).await;
         }
-        if kill == Some(KillPoint::AfterPublishBeforeMark) {
+        if kill == Some(KillPoint::Published) {
             // Not answered: the relay dies with this order in its hands. If an
             // earlier life stored it, it may have left already.
             if first {
                 std::future::pending::<()>().await;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
-            self.pipe.await_death(KillPoint::AfterPublishBeforeMark, number).await;
+            self.pipe.await_death(KillPoint::Published, number).await;
         }
         self.pipe.say(&FromWorker::Placed { order: number }).await;
     }

@@ -17,7 +17,9 @@ pub(super) async fn serve(pool: SqlitePool, pipe: Arc<BrokerPipe>) -> Result<(),
         tokio::spawn(async move {
             let done = match message {
                 ToWorker::Place { order, amount, kill } => place(&pool, &pipe, (order, amount), kill).await,
-                ToWorker::Deliver { tag, parcel, kill, .. } => handle(&pool, &pipe, tag, (parcel, kill)).await,
+                ToWorker::Deliver { tag, parcel, kill, .. } => {
+                    handle(&pool, &pipe, tag, (parcel, kill)).await
+                }
                 _ => Ok(()),
             };
             if let Err(error) = done {
@@ -37,8 +39,8 @@ async fn place(
     let mut connection = pool.acquire().await?;
     store_order(&mut connection, order, amount).await?;
     drop(connection);
-    if kill == Some(KillPoint::AfterCommitBeforePublish) {
-        pipe.await_death(KillPoint::AfterCommitBeforePublish, order).await;
+    if kill == Some(KillPoint::Committed) {
+        pipe.await_death(KillPoint::Committed, order).await;
     }
     let parcel = Parcel {
         id: format!("ord-{order:04}"),
@@ -51,8 +53,8 @@ async fn place(
     if !pipe.publish(parcel).await.await.unwrap_or(false) {
         tracing::info!(order, "naive.publish_failed");
     }
-    if kill == Some(KillPoint::AfterPublishBeforeMark) {
-        pipe.await_death(KillPoint::AfterPublishBeforeMark, order).await;
+    if kill == Some(KillPoint::Published) {
+        pipe.await_death(KillPoint::Published, order).await;
     }
     pipe.say(&FromWorker::Placed { order }).await;
     Ok(())

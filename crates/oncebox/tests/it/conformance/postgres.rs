@@ -105,3 +105,7 @@ impl StoreFixture for PostgresFixture {
 mod store {
     oncebox_conformance::store_suite!(crate::conformance::postgres::PostgresFixture);
 }
+
+mod path {
+    oncebox_conformance::path_suite!(crate::conformance::postgres::PostgresFixture);
+}

@@ -90,3 +90,7 @@ impl StoreFixture for SqliteFixture {
 mod store {
     oncebox_conformance::store_suite!(crate::conformance::sqlite::SqliteFixture);
 }
+
+mod path {
+    oncebox_conformance::path_suite!(crate::conformance::sqlite::SqliteFixture);
+}

@@ -1,1 +1,1 @@
-INSERT INTO oncebox.migration (version, name, checksum) VALUES ($1, $2, $3) RETURNING applied_at
+INSERT INTO oncebox.migration (version, name, checksum) VALUES ($1, $2, $3)
