@@ -10,6 +10,7 @@ const LEFT: f64 = 90.0;
 const RIGHT: f64 = 790.0;
 const LANE_HEIGHT: f64 = 150.0;
 const BINS: usize = 140;
+const BIN_WIDTH: f64 = (RIGHT - LEFT) / BINS as f64;
 
 const STYLE: &str = "text{font:13px ui-monospace,Menlo,Consolas,monospace;fill:#1c1b18}\
 .muted{fill:#5c5a52;font-size:11px}.ok{fill:#1a6b3c}.bad{fill:#a8221b}.head{font-weight:600;font-size:15px}\
@@ -18,7 +19,7 @@ const STYLE: &str = "text{font:13px ui-monospace,Menlo,Consolas,monospace;fill:#
 
 /// An SVG document. Everything it shows is also in its text.
 pub(super) fn draw(lanes: &[(&LaneReport, &Proof)], orders: u32, seconds: f64) -> String {
-    let height = 70.0 + lanes.len() as f64 * LANE_HEIGHT + 70.0;
+    let height = 70.0 + lanes.len() as f64 * LANE_HEIGHT + 40.0;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
          aria-labelledby=\"t d\"><title id=\"t\">oncebox demo</title><desc id=\"d\">{}</desc>\
@@ -31,10 +32,16 @@ pub(super) fn draw(lanes: &[(&LaneReport, &Proof)], orders: u32, seconds: f64) -
         "<text class=\"head\" x=\"24\" y=\"34\">{orders} orders, the same faults, seed {seed}, {seconds:.1} s</text>"
     );
     let scale = (RIGHT - LEFT) / seconds.max(0.1);
-    for (index, (run, proof)) in lanes.iter().enumerate() {
-        lane(&mut svg, 60.0 + index as f64 * LANE_HEIGHT, scale, run, proof);
+    let bins: Vec<Bins> = lanes.iter().map(|(_, proof)| bins(proof, scale)).collect();
+    // One scale for both lanes, so that their bars can be compared.
+    let tallest = bins.iter().flatten().map(|(once, twice)| once + twice).max().unwrap_or(1).max(1);
+    let unit = (LANE_HEIGHT - 60.0) / f64::from(tallest);
+    for (index, ((run, proof), bins)) in lanes.iter().zip(&bins).enumerate() {
+        let top = 60.0 + index as f64 * LANE_HEIGHT;
+        lane(&mut svg, top, scale, run, proof);
+        effects(&mut svg, top + LANE_HEIGHT - 30.0, unit, bins);
     }
-    legend(&mut svg, height - 40.0);
+    legend(&mut svg, height - 28.0);
     svg.push_str("</svg>\n");
     svg
 }
@@ -60,15 +67,7 @@ fn lane(svg: &mut String, top: f64, scale: f64, run: &LaneReport, proof: &Proof)
     let base = top + LANE_HEIGHT - 30.0;
     let _ = write!(svg, "<text class=\"head\" x=\"24\" y=\"{}\">{}</text>", base - 30.0, run.service.name());
     faults(svg, (top, base), scale, run);
-    effects(svg, base, scale, proof);
-    for at in &proof.lost_at {
-        let _ = write!(
-            svg,
-            "<circle class=\"lost\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\"/>",
-            x(*at / 1000.0, scale),
-            base + 9.0
-        );
-    }
+    lost(svg, base + 8.0, scale, proof);
     let _ = write!(svg, "<line class=\"line\" x1=\"{LEFT}\" y1=\"{base}\" x2=\"{RIGHT}\" y2=\"{base}\"/>");
     let class = if proof.lost == 0 && proof.doubled == 0 { "ok" } else { "bad" };
     for (row, text) in [
@@ -118,27 +117,42 @@ fn faults(svg: &mut String, (top, base): (f64, f64), scale: f64, run: &LaneRepor
     }
 }
 
-/// Effects per bin of time as a bar, repetitions stacked on top of it.
-fn effects(svg: &mut String, base: f64, scale: f64, proof: &Proof) {
-    let bin_width = (RIGHT - LEFT) / BINS as f64;
-    let mut bins = vec![(0_u32, 0_u32); BINS];
+/// Hollow marks where orders were placed whose effect never came, drawn side
+/// by side where they would cover each other.
+fn lost(svg: &mut String, y: f64, scale: f64, proof: &Proof) {
+    let mut next = LEFT;
+    for at in &proof.lost_at {
+        let place = x(*at / 1000.0, scale).max(next);
+        next = place + 7.0;
+        let _ = write!(svg, "<circle class=\"lost\" cx=\"{place:.1}\" cy=\"{y:.1}\" r=\"2.8\"/>");
+    }
+}
+
+/// Effects and repetitions per bin of time.
+type Bins = Vec<(u32, u32)>;
+
+fn bins(proof: &Proof, scale: f64) -> Bins {
+    let mut bins = vec![(0, 0); BINS];
     for (at, repeated) in &proof.timeline {
-        let place = ((x(*at / 1000.0, scale) - LEFT) / bin_width) as usize;
+        let place = ((x(*at / 1000.0, scale) - LEFT) / BIN_WIDTH) as usize;
         if let Some(bin) = bins.get_mut(place.min(BINS - 1)) {
             if *repeated { bin.1 += 1 } else { bin.0 += 1 }
         }
     }
-    let tallest = bins.iter().map(|(once, twice)| once + twice).max().unwrap_or(1).max(1);
-    let unit = (LANE_HEIGHT - 60.0) / f64::from(tallest);
+    bins
+}
+
+/// Each bin as a bar, repetitions stacked on top of it.
+fn effects(svg: &mut String, base: f64, unit: f64, bins: &Bins) {
     for (index, (once, twice)) in bins.iter().enumerate() {
-        let left = LEFT + index as f64 * bin_width;
+        let left = LEFT + index as f64 * BIN_WIDTH;
         let (tall, more) = (f64::from(*once) * unit, f64::from(*twice) * unit);
         for (class, y, height) in [("effect", base - tall, tall), ("twice", base - tall - more, more)] {
             if height > 0.0 {
                 let _ = write!(
                     svg,
                     "<rect class=\"{class}\" x=\"{left:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{height:.1}\"/>",
-                    bin_width - 1.0
+                    BIN_WIDTH - 1.0
                 );
             }
         }

@@ -17,7 +17,8 @@ const PENDING: &str = "SELECT (SELECT count(*) FROM oncebox_outbox o WHERE o.pos
     coalesce((SELECT min(position) FROM oncebox_relay_cursor), 0)) + \
     (SELECT count(*) FROM oncebox_relay_cursor WHERE holes <> '[]') + (SELECT count(*) FROM oncebox_parked)";
 const TIMELINE: &str = "SELECT order_id, applied_at FROM ledger ORDER BY applied_at";
-const PLACED: &str = "SELECT placed_at FROM orders WHERE order_id NOT IN (SELECT order_id FROM ledger)";
+const PLACED: &str =
+    "SELECT placed_at FROM orders WHERE order_id NOT IN (SELECT order_id FROM ledger) ORDER BY placed_at";
 
 /// What a lane's tables say.
 #[derive(Debug, Default)]

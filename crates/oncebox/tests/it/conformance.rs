@@ -3,6 +3,8 @@
 mod postgres;
 mod sqlite;
 
+use oncebox_conformance::{MemoryFixture, MemoryTransportFixture, StoreFixture, TransportFixture, capabilities};
+
 mod memory {
     mod store {
         oncebox_conformance::store_suite!(oncebox_conformance::MemoryFixture);
@@ -15,4 +17,17 @@ mod memory {
     mod transport {
         oncebox_conformance::transport_suite!(oncebox_conformance::MemoryTransportFixture);
     }
+}
+
+/// The reference page says what the code says.
+#[test]
+fn the_capabilities_page_equals_the_code() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/capabilities.md");
+    let stores = [MemoryFixture::GUARANTEES, sqlite::SqliteFixture::GUARANTEES, postgres::PostgresFixture::GUARANTEES];
+    let page = capabilities::page(&stores, &[MemoryTransportFixture::CAPABILITIES]);
+    if std::env::var_os("ONCEBOX_BLESS").is_some() {
+        std::fs::write(path, &page).unwrap();
+    }
+
+    assert_eq!(std::fs::read_to_string(path).unwrap_or_default(), page, "ONCEBOX_BLESS=1 rewrites {path}");
 }

@@ -10,4 +10,6 @@
 
 mod compile_fail;
 mod conformance;
+mod docs;
 mod macros;
+mod tidy;

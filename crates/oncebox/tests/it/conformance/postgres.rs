@@ -10,7 +10,7 @@ use oncebox_conformance::{Entry, StoreFixture};
 use oncebox_stores::postgres::{PostgresStore, migrate, pool_options};
 use sqlx::{AssertSqlSafe, PgPool};
 
-pub struct PostgresFixture {
+pub(super) struct PostgresFixture {
     store: PostgresStore,
     pool: PgPool,
     schema: String,
@@ -108,4 +108,9 @@ mod store {
 
 mod path {
     oncebox_conformance::path_suite!(crate::conformance::postgres::PostgresFixture);
+}
+
+#[test]
+fn random_operations_are_told_from_the_memory_store_by_nothing() {
+    oncebox_conformance::differential::compare::<PostgresFixture>(40, 60);
 }

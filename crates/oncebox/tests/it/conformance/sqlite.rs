@@ -9,7 +9,7 @@ use oncebox_conformance::fixture::IMPATIENCE;
 use oncebox_conformance::{Entry, StoreFixture};
 use oncebox_stores::sqlite::{SqliteStore, migrate};
 
-pub struct SqliteFixture {
+pub(super) struct SqliteFixture {
     store: SqliteStore,
     folder: PathBuf,
 }
@@ -93,4 +93,9 @@ mod store {
 
 mod path {
     oncebox_conformance::path_suite!(crate::conformance::sqlite::SqliteFixture);
+}
+
+#[test]
+fn random_operations_are_told_from_the_memory_store_by_nothing() {
+    oncebox_conformance::differential::compare::<SqliteFixture>(40, 60);
 }

@@ -1,0 +1,162 @@
+//! F09 abort-storm: eight processes get the same message at once, and whoever
+//! holds its marker gives up half of the time. The marker passes to exactly one
+//! of the waiting copies, until one of them commits.
+//!
+//! Sabotage: the body swallows what made it give up and answers that all is well.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use oncebox::{Context, Handler, HandlerError, HandlerKey, Inbox, Store};
+use oncebox_conformance::dice::Dice;
+use oncebox_conformance::run::on_store;
+use oncebox_conformance::sample::Posted;
+use oncebox_conformance::{Findings, Ledger, StoreFixture};
+use tokio::task::JoinSet;
+
+use super::bodies::{Bodies, HANDLER, arriving, deliver_until_done, effect, tireless};
+use crate::conformance::postgres::PostgresFixture;
+use crate::conformance::sqlite::SqliteFixture;
+
+const IDS: usize = 150;
+const WAITERS: usize = 8;
+/// Half of the messages need no second run, so more than this in the middle is a lie about the dice.
+const MEDIAN_RERUNS: usize = 3;
+
+struct Quitter<F> {
+    fixture: Arc<F>,
+    bodies: Bodies,
+    dice: Arc<Mutex<Dice>>,
+    aborts: Arc<AtomicUsize>,
+    swallows: bool,
+}
+
+impl<F: StoreFixture> Handler<<F::Store as Store>::Tx> for Quitter<F> {
+    type Message = Posted;
+
+    fn key(&self) -> HandlerKey {
+        HandlerKey::new(HANDLER)
+    }
+
+    async fn handle(
+        &self,
+        cx: &mut Context<'_, <F::Store as Store>::Tx>,
+        message: Posted,
+    ) -> Result<(), HandlerError> {
+        let id = cx.envelope().id.clone();
+        let _body = self.bodies.enter(&id, cx.attempt());
+        let aborts = self.dice.lock().unwrap().once_in(2);
+        if aborts && self.swallows {
+            return Ok(());
+        }
+        self.fixture.effect(cx.tx(), &effect(&id, &message)).await?;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        if aborts {
+            self.aborts.fetch_add(1, Ordering::SeqCst);
+            return Err(HandlerError::retry("gave up with the marker in hand"));
+        }
+        Ok(())
+    }
+}
+
+struct Storm {
+    findings: Findings,
+    overlaps: usize,
+    runs: usize,
+    aborts: usize,
+    median_reruns: usize,
+}
+
+impl Storm {
+    fn check(&self) -> Result<(), String> {
+        if !self.findings.is_clean() {
+            return Err(self.findings.to_string());
+        }
+        if self.overlaps > 0 {
+            return Err(format!("{} bodies ran beside a copy of themselves", self.overlaps));
+        }
+        if self.runs != IDS + self.aborts {
+            return Err(format!("{} runs for {IDS} messages and {} aborts", self.runs, self.aborts));
+        }
+        if self.aborts < IDS / 2 {
+            return Err(format!("only {} aborts: this was no storm", self.aborts));
+        }
+        if self.median_reruns > MEDIAN_RERUNS {
+            return Err(format!("{} reruns in the middle", self.median_reruns));
+        }
+        Ok(())
+    }
+}
+
+async fn storm<F: StoreFixture>(fixture: Arc<F>, swallows: bool) -> Storm {
+    let dice = Arc::new(Mutex::new(Dice::new(Dice::seed("f09_abort_storm"))));
+    let (bodies, aborts) = (Bodies::default(), Arc::new(AtomicUsize::new(0)));
+    // One inbox would turn copies away before they reach the marker; each of
+    // these stands for a process of its own.
+    let inboxes: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let quitter = Quitter {
+                fixture: Arc::clone(&fixture),
+                bodies: bodies.clone(),
+                dice: Arc::clone(&dice),
+                aborts: Arc::clone(&aborts),
+                swallows,
+            };
+            let inbox = Inbox::builder(fixture.store(), "bookings").handler(quitter);
+            inbox.retry(tireless()).build().unwrap()
+        })
+        .collect();
+    let mut committed = Vec::new();
+    for number in 0..IDS {
+        let (id, message) = (format!("m-{number}"), Posted::unkeyed(i64::try_from(number).unwrap()));
+        let envelope = arriving(&id, &message);
+        let mut copies = JoinSet::new();
+        for inbox in inboxes.clone() {
+            let envelope = envelope.clone();
+            copies.spawn(async move { deliver_until_done(&inbox, &envelope).await });
+        }
+        copies.join_all().await;
+        committed.push(effect(&id, &message));
+    }
+    let mut reruns: Vec<usize> = committed.iter().map(|entry| bodies.runs_of(&entry.id) - 1).collect();
+    reruns.sort_unstable();
+    Storm {
+        findings: Ledger::check(&committed, &fixture.effects().await),
+        overlaps: bodies.overlaps(),
+        runs: bodies.total(),
+        aborts: aborts.load(Ordering::SeqCst),
+        median_reruns: reruns[IDS / 2],
+    }
+}
+
+fn holds<F: StoreFixture>() {
+    on_store::<F, _, _>(|fixture| async move { storm(fixture, false).await.check().unwrap() });
+}
+
+fn is_noticed<F: StoreFixture>() {
+    on_store::<F, _, _>(|fixture| async move {
+        let complaint = storm(fixture, true).await.check().unwrap_err();
+        assert!(complaint.contains("lost"), "{complaint}");
+    });
+}
+
+#[test]
+fn when_the_holder_gives_up_one_waiting_copy_takes_over_on_sqlite() {
+    holds::<SqliteFixture>();
+}
+
+#[test]
+fn when_the_holder_gives_up_one_waiting_copy_takes_over_on_postgres() {
+    holds::<PostgresFixture>();
+}
+
+#[test]
+fn a_swallowed_abort_is_noticed_on_sqlite() {
+    is_noticed::<SqliteFixture>();
+}
+
+#[test]
+fn a_swallowed_abort_is_noticed_on_postgres() {
+    is_noticed::<PostgresFixture>();
+}
