@@ -20,6 +20,7 @@
 //! - [`ledger`]: what was committed against what took effect.
 //! - [`differential`]: random operations on a store and on the memory store at once.
 //! - [`capabilities`]: the table in the reference, from the same values.
+//! - [`proxy`]: a network that fails on demand.
 //! - [`sample`], [`steps`], [`dice`], [`run`]: what cases are made of and how they run.
 
 #![allow(
@@ -37,6 +38,7 @@ pub mod differential;
 pub mod fixture;
 pub mod ledger;
 pub mod path;
+pub mod proxy;
 pub mod run;
 pub mod sample;
 pub mod steps;

@@ -96,6 +96,8 @@ pub struct Decision {
     pub free: Vec<LaneKey>,
     /// Why the destination is not usable, if it is not.
     pub outage: Option<String>,
+    /// Whether confirms are still to come from a transport that is merely slow.
+    pub pending: bool,
 }
 
 /// What stopped a lane within a batch.
@@ -167,7 +169,10 @@ impl Decision {
         };
         if failure.class != Class::Message {
             self.unsettled.push(slot.position);
-            self.outage.get_or_insert(failure.reason);
+            match failure.class {
+                Class::Pending => self.pending = true,
+                _ => drop(self.outage.get_or_insert(failure.reason)),
+            }
             lanes.halted.extend(lane.map(|lane| (lane, Halt::Unsettled)));
             return;
         }
@@ -257,6 +262,16 @@ mod tests {
         assert!(decision.park.is_empty());
         assert_eq!(decision.unsettled, [1, 2]);
         assert_eq!(decision.outage.as_deref(), Some("down"));
+    }
+
+    #[test]
+    fn a_slow_confirm_settles_nothing_and_is_no_outage() {
+        let batch = batch(&[Some("a"), Some("a"), None]);
+
+        let decision = run(&batch, vec![Err(Failure::pending("slow")), Ok(()), Ok(())]);
+
+        assert_eq!((decision.settled, decision.unsettled), (vec![3], vec![1, 2]));
+        assert!(decision.pending && decision.outage.is_none());
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub enum Class {
     Message,
     /// Nobody knows whether it was stored.
     Unknown,
+    /// The transport has it and will deliver it in order; its confirm is still to come.
+    Pending,
 }
 
 /// Why a message was not confirmed.
@@ -46,6 +48,12 @@ impl Failure {
     #[must_use]
     pub fn unknown(reason: impl Into<String>) -> Self {
         Self { class: Class::Unknown, reason: reason.into(), permanent: false }
+    }
+
+    /// It was accepted; the confirm takes longer than this call.
+    #[must_use]
+    pub fn pending(reason: impl Into<String>) -> Self {
+        Self { class: Class::Pending, reason: reason.into(), permanent: false }
     }
 
     /// The same failure, never to be tried again.

@@ -52,10 +52,13 @@ pub struct Progress {
     pub shards: usize,
     /// Why the destination was not usable, if it was not.
     pub outage: Option<String>,
+    /// Whether a slow transport still owes confirms.
+    pub pending: bool,
 }
 
 impl Progress {
     fn add(&mut self, other: Self) {
+        self.pending |= other.pending;
         self.published += other.published;
         self.parked += other.parked;
         self.promoted += other.promoted;
@@ -65,7 +68,7 @@ impl Progress {
     /// Whether anything happened that may lead to more.
     #[must_use]
     pub const fn moved(&self) -> bool {
-        self.published > 0 || self.parked > 0 || self.promoted > 0
+        self.published > 0 || self.parked > 0 || self.promoted > 0 || self.pending
     }
 }
 
@@ -188,6 +191,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         self.store.settle(&settlement, self.clock.now()).await?;
         self.reload_blocked().await?;
         telemetry::published(&self.options.sink, published);
-        Ok(Progress { published, parked, outage: decision.outage, ..Progress::default() })
+        let (outage, pending) = (decision.outage, decision.pending);
+        Ok(Progress { published, parked, outage, pending, ..Progress::default() })
     }
 }

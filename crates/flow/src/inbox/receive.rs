@@ -141,6 +141,10 @@ impl<S: Mailbox + Dedup> Unit<S> {
                 return Ok(self.not_first(other?));
             }
         }
+        if let Some(refused) = self.worn_out() {
+            store.rollback(begun).await.ok();
+            return Ok(refused);
+        }
         self.inner.probe.reach(CrashPoint::C2).await?;
         let reply = match self.handle(&mut begun).await {
             Ok(reply) => reply,
@@ -190,6 +194,15 @@ impl<S: Mailbox + Dedup> Unit<S> {
             Marked::TooOld => refused("too_old", "the message is older than what the markers can prove"),
             Marked::First => Outcome::Busy,
         }
+    }
+
+    /// A delivery beyond the limit was started that often and never answered:
+    /// whatever handles it dies, so it is not handled again. Asked only after
+    /// the marker, for a message that took effect is a duplicate, not a dead letter.
+    fn worn_out(&self) -> Option<Outcome> {
+        let limit = self.inner.options.retry.max_attempts.filter(|limit| self.attempt > *limit)?;
+        let reason = format!("it was delivered {limit} times and the process handling it never answered");
+        Some(Outcome::Refused { code: "attempts_exhausted", reason })
     }
 
     async fn handle(&self, tx: &mut S::Tx) -> Result<Option<Vec<u8>>, Interrupt> {

@@ -8,7 +8,7 @@
 //! One lock, never held across an await, guards all queues; feeds sleep on their
 //! queue's [`Notify`] and on the time of its next delayed message.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -59,7 +59,7 @@ impl MemoryTransport {
         Self { broker: Arc::default() }
     }
 
-    /// The most messages queued and in flight for one group on one destination; 10 000 unless changed.
+    /// The most messages queued and in flight for one group on one destination; 1 000 unless changed.
     #[must_use]
     pub fn capacity(self, messages: usize) -> Self {
         self.broker().options.capacity = messages;
@@ -135,7 +135,7 @@ struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { capacity: 10_000, confirm_timeout: Duration::from_secs(1), confirm: Confirm::default() }
+        Self { capacity: 1_000, confirm_timeout: Duration::from_secs(1), confirm: Confirm::default() }
     }
 }
 
@@ -165,6 +165,8 @@ struct Tracked {
 struct Wait {
     groups: usize,
     waiters: Vec<oneshot::Sender<()>>,
+    /// A test wants its confirm to be lost for good.
+    is_lost: bool,
 }
 
 #[derive(Default)]
@@ -176,6 +178,10 @@ struct Broker {
     lines: Vec<Line>,
     groups: HashMap<String, BTreeMap<String, usize>>,
     waits: HashMap<Arc<Tracked>, Wait>,
+    /// Acked after their publish had given up waiting: the next publish of the
+    /// same message is told so instead of delivering it again, out of order.
+    /// Oldest first, as many as a queue may hold.
+    unheard: VecDeque<Arc<Tracked>>,
 }
 
 /// How far a publish has come with one message.
@@ -227,6 +233,11 @@ impl Broker {
     fn enqueue_or_join(&mut self, envelope: &Envelope) -> Result<oneshot::Receiver<()>, Failure> {
         let tracked = Tracked { destination: envelope.destination.clone(), identity: Identity::of(envelope) };
         let (waiter, confirmed) = oneshot::channel();
+        if let Some(place) = self.unheard.iter().position(|unheard| **unheard == tracked) {
+            self.unheard.remove(place);
+            _ = waiter.send(());
+            return Ok(confirmed);
+        }
         if let Some(wait) = self.waits.get_mut(&tracked) {
             // Those whose publish has timed out would pile up.
             wait.waiters.retain(|waiter| !waiter.is_closed());
@@ -235,7 +246,8 @@ impl Broker {
         }
         let tracked = Arc::new(tracked);
         let groups = self.enqueue(envelope, Some(&tracked))?;
-        self.waits.insert(tracked, Wait { groups, waiters: vec![waiter] });
+        let is_lost = self.faults.lost_confirms > 0;
+        self.waits.insert(tracked, Wait { groups, waiters: vec![waiter], is_lost });
         Ok(confirmed)
     }
 
@@ -298,8 +310,12 @@ impl Broker {
         if wait.groups == 0
             && let Some(wait) = self.waits.remove(&tracked)
         {
-            // A waiter that is gone has given up on the confirm.
-            wait.waiters.into_iter().for_each(|waiter| _ = waiter.send(()));
+            let heard = wait.waiters.into_iter().filter_map(|waiter| waiter.send(()).ok()).count();
+            if heard == 0 && !wait.is_lost {
+                self.unheard.push_back(tracked);
+                let surplus = self.unheard.len().saturating_sub(self.options.capacity);
+                self.unheard.drain(..surplus);
+            }
         }
     }
 
@@ -324,7 +340,7 @@ impl Publisher for MemoryTransport {
                 // Past the deadline this still sees a confirm that is there.
                 Sent::Waiting(confirmed) => match timeout_at(deadline, confirmed).await {
                     Ok(Ok(())) => Ok(()),
-                    _ => Err(Failure::unknown("not acknowledged yet")),
+                    _ => Err(Failure::pending("not acknowledged yet")),
                 },
             });
         }

@@ -120,7 +120,9 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             progress.add(Progress {
                 published: decision.settled.len(),
                 parked: decision.park.len(),
-                ..Progress::of_outage(decision.outage.clone())
+                outage: decision.outage.clone(),
+                pending: decision.pending,
+                ..Progress::default()
             });
             let before = (lane.position, lane.holes.len());
             lane.advance(current.through, current.holes, &decision);
@@ -129,7 +131,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
                 unsettled = Some(Settlement { park: decision.park, ..lane.settlement(&sink) });
             }
             match next {
-                Some(span) if decision.outage.is_none() => current = self.sorted(span?),
+                Some(span) if decision.outage.is_none() && !decision.pending => current = self.sorted(span?),
                 _ => break,
             }
         }

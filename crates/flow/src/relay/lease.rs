@@ -8,8 +8,8 @@ use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
 use tokio::time::Instant;
 
+use super::Relay;
 use super::lane::Lane;
-use super::{Progress, Relay};
 
 /// A claim and when it was asked for. The age is measured from before the
 /// request, on this machine's monotonic clock: the database's lease is always
@@ -58,11 +58,5 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             self.blocked.extend(self.store.blocked(sink, &shards, skip_dead).await?);
         }
         Ok(())
-    }
-}
-
-impl Progress {
-    pub(super) fn of_outage(reason: Option<String>) -> Self {
-        Self { outage: reason, ..Self::default() }
     }
 }

@@ -1,7 +1,7 @@
 //! Every store and transport passes the same suites.
 
-mod postgres;
-mod sqlite;
+pub(crate) mod postgres;
+pub(crate) mod sqlite;
 
 use oncebox_conformance::{MemoryFixture, MemoryTransportFixture, StoreFixture, TransportFixture, capabilities};
 

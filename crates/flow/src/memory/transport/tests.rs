@@ -58,7 +58,7 @@ async fn a_publish_of_a_message_that_is_under_way_joins_it() {
     let mut feed = feed(&transport, "g").await;
     let timed_out = publishing(&transport, vec![envelope("1", "")]);
     let delivery = next(&mut feed).await;
-    assert_eq!(failure(&timed_out.await.unwrap()), (Class::Unknown, "not acknowledged yet"));
+    assert_eq!(failure(&timed_out.await.unwrap()), (Class::Pending, "not acknowledged yet"));
 
     let again = publishing(&transport, vec![envelope("1", "")]);
     tokio::task::yield_now().await;
@@ -66,6 +66,21 @@ async fn a_publish_of_a_message_that_is_under_way_joins_it() {
 
     assert_eq!(again.await.unwrap(), [Ok(())]);
     assert!(is_idle(&mut feed).await, "no copy was queued");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ack_nobody_waited_for_confirms_the_next_publish() {
+    let transport = MemoryTransport::new();
+    let mut feed = feed(&transport, "g").await;
+    let timed_out = publishing(&transport, vec![envelope("1", "")]);
+    let delivery = next(&mut feed).await;
+    assert_eq!(failure(&timed_out.await.unwrap()).0, Class::Pending);
+    delivery.ack.ack().await.unwrap();
+
+    let again = transport.publish(&[envelope("1", "")]).await;
+
+    assert_eq!(again, [Ok(())]);
+    assert!(is_idle(&mut feed).await, "it was not delivered again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -206,7 +221,7 @@ async fn a_lost_confirm_leaves_the_message_queued() {
 
 #[tokio::test]
 async fn many_members_share_many_messages_and_keep_each_key_in_order() {
-    let transport = MemoryTransport::new().confirm_timeout(Duration::from_secs(60));
+    let transport = MemoryTransport::new().capacity(5_000).confirm_timeout(Duration::from_secs(60));
     let seen: Arc<Mutex<HashMap<String, Vec<u32>>>> = Arc::default();
     for _ in 0..4 {
         let (mut feed, seen) = (feed(&transport, "g").await, Arc::clone(&seen));

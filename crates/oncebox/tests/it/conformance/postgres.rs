@@ -10,10 +10,10 @@ use oncebox_conformance::{Entry, StoreFixture};
 use oncebox_stores::postgres::{PostgresStore, migrate, pool_options};
 use sqlx::{AssertSqlSafe, PgPool};
 
-pub(super) struct PostgresFixture {
-    store: PostgresStore,
-    pool: PgPool,
-    schema: String,
+pub(crate) struct PostgresFixture {
+    pub(crate) store: PostgresStore,
+    pub(crate) pool: PgPool,
+    pub(crate) schema: String,
 }
 
 fn fresh_schema() -> String {

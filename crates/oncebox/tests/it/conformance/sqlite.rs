@@ -9,9 +9,9 @@ use oncebox_conformance::fixture::IMPATIENCE;
 use oncebox_conformance::{Entry, StoreFixture};
 use oncebox_stores::sqlite::{SqliteStore, migrate};
 
-pub(super) struct SqliteFixture {
-    store: SqliteStore,
-    folder: PathBuf,
+pub(crate) struct SqliteFixture {
+    pub(crate) store: SqliteStore,
+    pub(crate) folder: PathBuf,
 }
 
 fn fresh_folder() -> PathBuf {
