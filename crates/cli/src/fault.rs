@@ -83,6 +83,14 @@ impl Fault {
         }
     }
 
+    /// The fault of opening a database, whoever is to blame that it does not open.
+    pub(crate) fn unreachable(error: &Error) -> Self {
+        match error.kind() {
+            Kind::Config => Self::new(Class::Unreachable, error.chain()),
+            _ => Self::from(error),
+        }
+    }
+
     pub(crate) const fn exit(&self) -> u8 {
         self.class.describe().2
     }

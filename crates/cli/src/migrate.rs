@@ -37,7 +37,7 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
         Action::Up(database) => up(&database.open(true).await?, format).await,
         Action::Status(database) => status(&database.open(false).await?, format).await,
         Action::Sql { database, from } => {
-            let text = match database.open(true).await? {
+            let text = match database.unopened()? {
                 Database::Sqlite(store) => sqlite::migrate::sql(&store, from),
                 Database::Postgres(store) => postgres::migrate::sql(&store, from),
             };

@@ -84,7 +84,9 @@ async fn relay<S: Mailbox + Retention>(
         days => Some(Janitor::new(store).outbox(Duration::from_secs(days * 86_400))?),
     };
     let janitor = janitor.map(|janitor| tokio::spawn(janitor.run(stop.clone())));
-    eprintln!("relaying to standard output as sink {:?}; stop with Ctrl-C", args.sink);
+    if format == Format::Text {
+        eprintln!("relaying to standard output as sink {:?}; stop with Ctrl-C", args.sink);
+    }
     let running = tokio::spawn(relay.run(stop.clone()));
     tokio::select! {
         () = shutdown_signal() => {}

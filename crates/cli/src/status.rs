@@ -50,6 +50,9 @@ fn troubles(status: &Status, max_lag: Duration) -> Vec<String> {
             troubles.push(format!("sink {name}: messages wait and no relay is alive"));
         }
     }
+    if status.sinks.is_empty() && status.logged > 0 {
+        troubles.push("messages wait and no relay has run yet".to_owned());
+    }
     if status.dead_letters > 0 {
         troubles.push(format!("inbox: {} dead letters", status.dead_letters));
     }

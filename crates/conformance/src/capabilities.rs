@@ -22,6 +22,9 @@ pub struct Guarantees {
     pub shared_by_processes: bool,
 }
 
+/// A row of a table: what is promised, and by whom.
+type Promise<T> = (&'static str, fn(&T) -> bool);
+
 /// The whole page.
 #[must_use]
 pub fn page(stores: &[Guarantees], transports: &[Capabilities]) -> String {
@@ -34,7 +37,7 @@ pub fn page(stores: &[Guarantees], transports: &[Capabilities]) -> String {
          its transaction commits; no committed row is ever skipped; a relay that lost its lease cannot settle; a marker\n\
          commits with the handler's writes; nothing unsettled is purged.\n\n",
     );
-    let rows: [(&str, fn(&Guarantees) -> bool); 4] = [
+    let rows: [Promise<Guarantees>; 4] = [
         ("A committed message survives the process", |store| store.survives_process),
         ("A committed message survives a power cut", |store| store.survives_power_loss),
         ("Transactions write at the same time", |store| store.concurrent_writers),
@@ -44,23 +47,32 @@ pub fn page(stores: &[Guarantees], transports: &[Capabilities]) -> String {
     page.push_str(
         "\n## Transports\n\nA transport confirms only what is stored at its destination, and redelivers what was not acknowledged.\n\n",
     );
-    let rows: [(&str, fn(&Capabilities) -> bool); 4] = [
+    let rows: [Promise<Capabilities>; 4] = [
         ("A confirmed message survives the process", |transport| transport.survives_process),
         ("One key, one delivery at a time, in order", |transport| transport.key_order),
         ("A delayed redelivery is kept", |transport| transport.delayed_nack),
         ("The attempt number is exact", |transport| transport.exact_attempts),
     ];
-    table(&mut page, &transports.iter().map(|transport| transport.name).collect::<Vec<_>>(), &rows, transports);
+    table(
+        &mut page,
+        &transports.iter().map(|transport| transport.name).collect::<Vec<_>>(),
+        &rows,
+        transports,
+    );
     page
 }
 
-fn table<T>(page: &mut String, names: &[&str], rows: &[(&str, fn(&T) -> bool)], columns: &[T]) {
+fn table<T>(page: &mut String, names: &[&str], rows: &[Promise<T>], columns: &[T]) {
     let line = |page: &mut String, head: &str, cells: Vec<String>| {
         writeln!(page, "| {head} | {} |", cells.join(" | ")).expect("a string takes everything");
     };
     line(page, "", names.iter().map(|name| (*name).to_owned()).collect());
     line(page, "---", names.iter().map(|_| "---".to_owned()).collect());
     for (text, has) in rows {
-        line(page, text, columns.iter().map(|column| if has(column) { "yes" } else { "no" }.to_owned()).collect());
+        line(
+            page,
+            text,
+            columns.iter().map(|column| if has(column) { "yes" } else { "no" }.to_owned()).collect(),
+        );
     }
 }

@@ -35,8 +35,7 @@ async fn one<F: StoreFixture>(fixture: Arc<F>, seed: u64, operations: usize) {
     for _ in 0..operations {
         let operation = chooser.next(&oracle).await;
         let now = chooser.now();
-        let (expected, found) =
-            (oracle.apply(&operation, now).await, subject.apply(&operation, now).await);
+        let (expected, found) = (oracle.apply(&operation, now).await, subject.apply(&operation, now).await);
         history.push(format!("{operation:?} -> {expected}"));
         assert_eq!(
             found,

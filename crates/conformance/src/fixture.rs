@@ -157,7 +157,10 @@ pub fn service_url(variable: &str, case: &str) -> Option<String> {
     if let Some(url) = std::env::var(variable).ok().filter(|url| !url.is_empty()) {
         return Some(url);
     }
-    assert!(std::env::var_os("ONCEBOX_NO_SKIP").is_none(), "{variable} is not set and nothing may be skipped");
+    assert!(
+        std::env::var_os("ONCEBOX_NO_SKIP").is_none(),
+        "{variable} is not set and nothing may be skipped"
+    );
     println!("SKIP {case}: {variable} is not set");
     None
 }

@@ -3,8 +3,6 @@
 //! A backend proves itself by a fixture and one line:
 //!
 //! ```
-//! use oncebox_conformance::MemoryFixture;
-//!
 //! mod memory {
 //!     oncebox_conformance::store_suite!(oncebox_conformance::MemoryFixture);
 //! }

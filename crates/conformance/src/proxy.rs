@@ -213,7 +213,11 @@ fn judge(orders: &mut Orders, sender: Sender, tail: &[u8], chunk: &[u8]) -> Judg
     if orders.is_silent {
         return Judged::Swallow;
     }
-    let found = orders.cut.as_ref().filter(|cut| cut.sender == sender).and_then(|cut| find(tail, chunk, &cut.pattern));
+    let found = orders
+        .cut
+        .as_ref()
+        .filter(|cut| cut.sender == sender)
+        .and_then(|cut| find(tail, chunk, &cut.pattern));
     match found {
         Some(start) => {
             orders.cut = None;

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use oncebox_core::log::{ClaimRequest, Cursor, LaneKey, Park, Parking, Position, Row, Settlement, Shard, Span, Window};
+use oncebox_core::log::{
+    ClaimRequest, Cursor, LaneKey, Park, Parking, Position, Row, Settlement, Shard, Span, Window,
+};
 use oncebox_core::{Envelope, Mailbox, Once, Timestamp};
 
 use crate::sample::{ALL_SHARDS, at};
@@ -44,7 +46,9 @@ pub async fn logged<S: Mailbox>(store: &S) -> Vec<String> {
 /// The ids of rows, in their order.
 #[must_use]
 pub fn ids(rows: &[Row]) -> Vec<String> {
-    rows.iter().map(|row| row.envelope.as_ref().expect("a row that was put can be understood").id.clone()).collect()
+    rows.iter()
+        .map(|row| row.envelope.as_ref().expect("a row that was put can be understood").id.clone())
+        .collect()
 }
 
 /// A request for shards of [`SINK`].

@@ -253,6 +253,20 @@ pub trait Dedup: Store {
         now: Option<Timestamp>,
     ) -> impl Future<Output = Result<Marked>> + Send;
 
+    /// Counts, in a transaction of its own, that a worker is about to run the
+    /// handler; tells how many such runs have not [left](Self::leave). Those
+    /// beyond this one ended with the death of their process.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn enter(&self, mark: &Mark<'_>, now: Option<Timestamp>) -> impl Future<Output = Result<u32>> + Send;
+
+    /// Forgets the runs counted by [`enter`](Self::enter): this one ended in good order.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn leave(&self, tx: &mut Self::Tx, mark: &Mark<'_>) -> impl Future<Output = Result<()>> + Send;
+
     /// Stores the reply that duplicates of a request will get.
     ///
     /// # Errors
@@ -285,6 +299,8 @@ pub enum Purge {
     },
     /// Relays that have not been seen for this long.
     Relays(Duration),
+    /// Runs of handlers that were entered this long ago and never left.
+    Entries(Duration),
 }
 
 /// Forgetting, within bounds.

@@ -103,6 +103,9 @@ pub trait Publisher: Send + Sync + 'static {
 pub trait Subscriber: Send + Sync + 'static {
     /// What delivers.
     type Feed: Feed;
+    /// Whether [`Delivery::attempt`] goes on counting when the consumer's process dies.
+    /// If not, the inbox counts deaths itself.
+    const COUNTS_DEATHS: bool = true;
 
     /// Joins `group` on `destination`: each message goes to one member of each group.
     ///

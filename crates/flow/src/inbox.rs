@@ -47,6 +47,11 @@ pub struct InboxOptions {
     pub reruns: u32,
     /// Attempts and backoff. Default 10, 1 s to 5 min.
     pub retry: RetryPolicy,
+    /// Count, before a handler runs, that it was entered, so that a message
+    /// that kills the process is buried after `max_attempts` deaths. Costs a
+    /// commit per message; needed where the transport's own count does not
+    /// survive the process. Default false; [`Oncebox`](crate::Oncebox) asks the transport.
+    pub count_deaths: bool,
     /// What to do with a message type no handler knows. Default: bury it.
     pub ignore_unknown: bool,
 }
@@ -59,6 +64,7 @@ impl Default for InboxOptions {
             timeout: Duration::from_secs(30),
             reruns: 10,
             retry: RetryPolicy::default(),
+            count_deaths: false,
             ignore_unknown: false,
         }
     }
@@ -250,6 +256,12 @@ impl<S: Mailbox + Dedup> InboxBuilder<S> {
     /// Attempts and backoff.
     pub fn retry(mut self, retry: RetryPolicy) -> Self {
         self.options.retry = retry;
+        self
+    }
+
+    /// See [`InboxOptions::count_deaths`].
+    pub fn count_deaths(mut self, count_deaths: bool) -> Self {
+        self.options.count_deaths = count_deaths;
         self
     }
 

@@ -110,6 +110,8 @@ impl<S: Retention> Janitor<S> {
             swept.markers += self.purge(&purge).await?;
         }
         self.purge(&Purge::Relays(DAY)).await?;
+        let longest = self.markers.iter().map(|(_, kept)| *kept).max().unwrap_or(7 * DAY);
+        self.purge(&Purge::Entries(longest)).await?;
         telemetry::purged("outbox", swept.outbox);
         telemetry::purged("marker", swept.markers);
         Ok(swept)

@@ -6,8 +6,8 @@ use oncebox::inbox::{InboxOptions, on};
 use oncebox::stores::sqlite::{SqliteStore, migrate};
 use oncebox::verdict::RetryPolicy;
 use oncebox::{
-    Context, Envelope, Handler, HandlerError, HandlerKey, HandlerOptions, Inbox, KeySelector, Message, Outbox,
-    Outcome, Verdict, handler,
+    Context, Envelope, Handler, HandlerError, HandlerKey, HandlerOptions, Inbox, KeySelector, Message,
+    Outbox, Outcome, Verdict, handler,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::SqliteConnection;

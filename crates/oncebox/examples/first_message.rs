@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use oncebox::memory::MemoryTransport;
 use oncebox::stores::sqlite::{SqliteStore, migrate};
-use oncebox::{HandlerError, Message, Oncebox, handler};
+use oncebox::{CancellationToken, HandlerError, Message, Oncebox, handler};
 use serde::{Deserialize, Serialize};
 use sqlx::SqliteConnection;
-use tokio_util::sync::CancellationToken;
 
 /// What is sent. The name is stored and travels, so it is written out.
 #[derive(Serialize, Deserialize, Message)]

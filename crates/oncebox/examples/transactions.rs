@@ -2,10 +2,10 @@
 //!
 //! `cargo run -p oncebox --example transactions [DATABASE FILE]`
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use oncebox::stores::sqlite::{SqliteStore, migrate};
-use oncebox::{Envelope, Failure, Kind, Limits, Message, Outbox, Publisher, Relay, Store, Timestamp};
+use oncebox::{Envelope, Failure, Kind, Limits, Message, Outbox, Publisher, Relay, Store};
 use serde::{Deserialize, Serialize};
 use sqlx::SqlitePool;
 
@@ -82,9 +82,9 @@ async fn a_draft(pool: &SqlitePool, outbox: &Outbox<SqliteStore>) -> Result<(), 
         .header("x-priority", "high")
         .put(&mut tx)
         .await?;
-    // Not before tomorrow, by the database's clock.
+    // Not before this time tomorrow, by the database's clock.
     let reminder = Reminder { text: "order 4 is still open".into() };
-    outbox.message(&reminder)?.due(in_a_day()).put(&mut tx).await?;
+    outbox.message(&reminder)?.delay(Duration::from_secs(24 * 3600)).put(&mut tx).await?;
     tx.commit().await?;
     Ok(())
 }
@@ -160,11 +160,6 @@ impl Publisher for Printer {
 /// Stands for your tracing library: the W3C `traceparent` of the current span.
 fn current_trace() -> Option<String> {
     Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into())
-}
-
-fn in_a_day() -> Timestamp {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Timestamp::default().plus(now + Duration::from_secs(24 * 3600))
 }
 
 fn kind(error: Option<&oncebox::Error>) -> &'static str {

@@ -65,7 +65,7 @@ impl Chooser {
             16 => Operation::Blocked(self.dice.once_in(2)),
             17 => self.operate(&parked),
             18 => self.purge(),
-            19 => Operation::Read { after: self.some(&log), holes: self.few(&log), limit: 1 + self.dice.below(9) },
+            19 => self.read(&log),
             20 => Operation::Parked,
             _ if self.dice.once_in(3) => Operation::Bury(self.message()),
             _ => Operation::Status,
@@ -115,7 +115,8 @@ impl Chooser {
     }
 
     fn few(&mut self, log: &[String]) -> Vec<String> {
-        let picked: HashSet<String> = (0..self.dice.below(3)).filter_map(|_| self.dice.pick(log).cloned()).collect();
+        let picked: HashSet<String> =
+            (0..self.dice.below(3)).filter_map(|_| self.dice.pick(log).cloned()).collect();
         log.iter().filter(|id| picked.contains(*id)).cloned().collect()
     }
 
@@ -143,13 +144,19 @@ impl Chooser {
         Operation::Discard(id)
     }
 
+    fn read(&mut self, log: &[String]) -> Operation {
+        let after = self.some(log);
+        let holes = self.few(passed(log, after.as_ref()));
+        // Above the number of holes: a store may spend its limit on them first.
+        Operation::Read { limit: holes.len() + 1 + self.dice.below(9), after, holes }
+    }
+
     fn settling(&mut self, log: &[String], parked: &[ParkedRow]) -> Settling {
         let through = self.some(log);
-        let end = through.as_ref().and_then(|id| log.iter().position(|other| other == id));
-        let passed = end.map_or(&[][..], |end| &log[..=end]);
         let mut settling = Settling {
             holder: self.holder(),
-            progress: (!self.dice.once_in(3)).then(|| (through.clone(), self.few(passed))),
+            progress: (!self.dice.once_in(3))
+                .then(|| (through.clone(), self.few(passed(log, through.as_ref())))),
             skip_dead: self.skip_dead,
             ..Settling::default()
         };
@@ -200,4 +207,10 @@ impl Chooser {
 
 fn envelope(id: String, key: &str) -> Envelope {
     if key.is_empty() { plain(id) } else { keyed(id, key) }
+}
+
+/// The rows up to one: where holes can be.
+fn passed<'l>(log: &'l [String], through: Option<&String>) -> &'l [String] {
+    let end = through.and_then(|id| log.iter().position(|other| other == id));
+    end.map_or(&[], |end| &log[..=end])
 }

@@ -128,7 +128,8 @@ impl<S: Mailbox + Dedup + Retention + Inspect> Side<S> {
     async fn read(&mut self, after: Option<&String>, holes: &[String], limit: usize) -> String {
         let after = after.map_or(0, |id| self.position(id));
         let holes: Vec<Position> = holes.iter().map(|id| self.position(id)).collect();
-        let span = self.store.read(Window { shards: &ALL_SHARDS, after, holes: &holes, limit }).await.unwrap();
+        let span =
+            self.store.read(Window { shards: &ALL_SHARDS, after, holes: &holes, limit }).await.unwrap();
         let rows: Vec<_> = span
             .rows
             .iter()

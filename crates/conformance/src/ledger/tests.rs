@@ -67,7 +67,10 @@ fn an_effect_below_an_earlier_one_of_its_key_is_an_inversion() {
 
     let findings = Ledger::check(&committed(), &effects);
 
-    assert_eq!(findings.inversions, [Inversion { handler: "h".into(), key: "a".into(), before: 2, after: 1 }]);
+    assert_eq!(
+        findings.inversions,
+        [Inversion { handler: "h".into(), key: "a".into(), before: 2, after: 1 }]
+    );
     assert!(findings.lost.is_empty() && findings.doubled.is_empty() && findings.imbalances.is_empty());
 }
 

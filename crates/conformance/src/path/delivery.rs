@@ -18,7 +18,9 @@ fn mixed(count: i64) -> Vec<Posted> {
     (0..count).map(|n| if n % 4 == 3 { Posted::unkeyed(n) } else { Posted::on(account(n), n) }).collect()
 }
 
-pub async fn a_committed_message_takes_effect_and_a_rolled_back_one_does_not<F: StoreFixture>(fixture: Arc<F>) {
+pub async fn a_committed_message_takes_effect_and_a_rolled_back_one_does_not<F: StoreFixture>(
+    fixture: Arc<F>,
+) {
     let scene = Scene::new(&fixture);
     let _consumer = scene.consume_plainly().await;
     scene.commit(&mixed(10)).await;
@@ -111,8 +113,7 @@ pub async fn several_relays_keep_the_order_of_keys<F: StoreFixture>(fixture: Arc
     }
 
     for round in 0..5 {
-        let batch: Vec<Posted> =
-            (0..12).map(|n| Posted::on(&format!("account {n}"), round)).collect();
+        let batch: Vec<Posted> = (0..12).map(|n| Posted::on(&format!("account {n}"), round)).collect();
         scene.commit(&batch).await;
         for relay in &mut relays {
             relay.step().await.unwrap();
@@ -128,7 +129,8 @@ pub async fn every_handler_takes_effect_on_its_own<F: StoreFixture>(fixture: Arc
     let scene = Scene::new(&fixture);
     let steady = scene.booker(HANDLER);
     let (steady_runs, shaky) = (steady.runs(), scene.booker("shaky"));
-    let shaky = shaky.acting(|attempt, _| if attempt < 3 { Err(HandlerError::retry("not yet")) } else { Ok(()) });
+    let shaky =
+        shaky.acting(|attempt, _| if attempt < 3 { Err(HandlerError::retry("not yet")) } else { Ok(()) });
     let shaky_runs = shaky.runs();
     let inbox = scene.inbox().handler(steady).handler(shaky).build().unwrap();
     let _consumer = scene.consume(inbox, 1).await;
@@ -234,7 +236,8 @@ pub async fn a_storm_of_faults_loses_and_doubles_nothing<F: StoreFixture>(fixtur
     let mut relays = [scene.relay_builder().batch(7).build().unwrap(), scene.relay()];
 
     for round in 0..12 {
-        let batch: Vec<Posted> = mixed(8).into_iter().map(|m| Posted { sequence: m.sequence + round * 8, ..m }).collect();
+        let batch: Vec<Posted> =
+            mixed(8).into_iter().map(|m| Posted { sequence: m.sequence + round * 8, ..m }).collect();
         scene.commit(&batch).await;
         match dice.below(5) {
             0 => scene.transport.duplicate_next(dice.below(6)),

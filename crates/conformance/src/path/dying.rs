@@ -91,7 +91,8 @@ pub async fn a_producer_that_dies_anywhere_leaves_all_or_nothing<F: StoreFixture
 
         assert!(died.load(Ordering::SeqCst) && crashed.is_err(), "{point:?} was reached");
         let (written, logged) = (scene.fixture.effects().await, scene.status().await.logged);
-        let count = points.iter().take(usize::try_from(n).unwrap() + 1).filter(|(_, committed)| *committed).count();
+        let count =
+            points.iter().take(usize::try_from(n).unwrap() + 1).filter(|(_, committed)| *committed).count();
         assert_eq!(written.iter().any(|effect| effect.sequence == n), is_committed, "{point:?}");
         assert_eq!((written.len(), logged), (count, i64::try_from(count).unwrap()), "{point:?}");
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use oncebox_core::{Envelope, KeySelector, MissingId, Message, Outcome};
+use oncebox_core::{Envelope, KeySelector, Message, MissingId, Outcome};
 use oncebox_flow::{HandlerOptions, Inbox};
 use tokio::task::JoinSet;
 
@@ -23,7 +23,11 @@ async fn outcome<F: StoreFixture>(inbox: &Inbox<F::Store>, envelope: Envelope) -
     }
 }
 
-fn inbox_of<F: StoreFixture>(scene: &Scene<F>, selector: KeySelector, missing_id: MissingId) -> Inbox<F::Store> {
+fn inbox_of<F: StoreFixture>(
+    scene: &Scene<F>,
+    selector: KeySelector,
+    missing_id: MissingId,
+) -> Inbox<F::Store> {
     let options = HandlerOptions { selector, missing_id, ..HandlerOptions::default() };
     scene.inbox().handler(scene.booker(HANDLER).options(options)).build().unwrap()
 }
@@ -71,7 +75,10 @@ pub async fn a_selector_tells_messages_apart<F: StoreFixture>(fixture: Arc<F>) {
         ("by-header", KeySelector::Header("x-key".into())),
         ("by-correlation", KeySelector::CorrelationId),
         ("by-idempotency-key", KeySelector::IdempotencyKey),
-        ("by-both", KeySelector::Composite(vec![KeySelector::CorrelationId, KeySelector::Header("x-key".into())])),
+        (
+            "by-both",
+            KeySelector::Composite(vec![KeySelector::CorrelationId, KeySelector::Header("x-key".into())]),
+        ),
         ("by-own", custom),
     ];
     let scene = Scene::new(&fixture);
@@ -96,7 +103,11 @@ pub async fn a_business_key_tells_messages_apart<F: StoreFixture>(fixture: Arc<F
     assert_eq!(outcome::<F>(&inbox, arrived("2", &Posted::on("red", 1))).await, "duplicate");
     assert_eq!(outcome::<F>(&inbox, arrived("3", &Posted::on("red", 2))).await, "id_conflict");
     assert_eq!(outcome::<F>(&inbox, arrived("1", &Posted::on("blue", 1))).await, "done");
-    assert_eq!(outcome::<F>(&inbox, arrived("4", &Posted::unkeyed(1))).await, "done", "the id, if there is none");
+    assert_eq!(
+        outcome::<F>(&inbox, arrived("4", &Posted::unkeyed(1))).await,
+        "done",
+        "the id, if there is none"
+    );
 }
 
 pub async fn tenants_and_sources_have_ids_of_their_own<F: StoreFixture>(fixture: Arc<F>) {

@@ -99,7 +99,10 @@ pub async fn a_message_without_a_time_passes_the_gate<F: StoreFixture>(fixture: 
     let window = Some(Duration::from_secs(60));
 
     assert_eq!(marked(&store, &Mark { window, ..mark(&timeless, "x") }).await, Marked::First);
-    assert_eq!(marked(&store, &Mark { time: Some(moment(-999)), ..mark(&gateless, "x") }).await, Marked::First);
+    assert_eq!(
+        marked(&store, &Mark { time: Some(moment(-999)), ..mark(&gateless, "x") }).await,
+        Marked::First
+    );
     let ahead = Mark { time: Some(moment(999)), window, ..mark(&future, "x") };
     assert_eq!(marked(&store, &ahead).await, Marked::First);
 }
@@ -138,7 +141,11 @@ pub async fn a_transaction_stays_usable_after_a_duplicate<F: StoreFixture>(fixtu
     assert_eq!(store.mark(&mut tx, &mark(&one, "x"), at(0)).await.unwrap(), DUPLICATE);
     assert_eq!(store.mark(&mut tx, &mark(&one, "y"), at(0)).await.unwrap(), Marked::Conflict);
     assert_eq!(store.mark(&mut tx, &mark(&two, "x"), at(0)).await.unwrap(), Marked::First);
-    assert_eq!(store.mark(&mut tx, &mark(&two, "x"), at(0)).await.unwrap(), DUPLICATE, "its own marker counts");
+    assert_eq!(
+        store.mark(&mut tx, &mark(&two, "x"), at(0)).await.unwrap(),
+        DUPLICATE,
+        "its own marker counts"
+    );
     store.put(&mut tx, &[plain("a")], at(0)).await.unwrap();
     store.commit(tx).await.unwrap();
 

@@ -12,10 +12,8 @@ use crate::steps::{blocked, claim, due, ids, lane, log, parked, put, request, se
 
 /// A store with these messages logged and these states parked, in order.
 async fn parking<S: Mailbox>(store: &S, rows: &[(&str, &str, Option<Parking>)]) -> (Vec<Row>, Vec<Cursor>) {
-    let batch: Vec<Envelope> = rows
-        .iter()
-        .map(|(id, key, _)| if key.is_empty() { plain(*id) } else { keyed(*id, key) })
-        .collect();
+    let batch: Vec<Envelope> =
+        rows.iter().map(|(id, key, _)| if key.is_empty() { plain(*id) } else { keyed(*id, key) }).collect();
     put(store, &batch).await;
     let log = log(store).await;
     let cursors = claim(store, "a", 0).await;
@@ -25,7 +23,10 @@ async fn parking<S: Mailbox>(store: &S, rows: &[(&str, &str, Option<Parking>)]) 
         .filter_map(|(row, (_, _, parking))| parking.clone().map(|parking| parked(row, parking)))
         .collect();
     let end = log.last().map_or(0, |row| row.position);
-    store.settle(&Settlement { progress: Some((end, vec![])), park, ..settlement(&cursors) }, at(0)).await.unwrap();
+    store
+        .settle(&Settlement { progress: Some((end, vec![])), park, ..settlement(&cursors) }, at(0))
+        .await
+        .unwrap();
     (log, cursors)
 }
 
@@ -48,7 +49,13 @@ pub async fn a_refused_head_waits_for_its_time_and_blocks_only_its_key<F: StoreF
 
 pub async fn followers_come_after_their_head_and_in_order<F: StoreFixture>(fixture: Arc<F>) {
     let store = fixture.store();
-    let rows = [("a1", "a", wait(10)), ("b1", "b", wait(1)), ("a2", "a", BEHIND), ("b2", "b", BEHIND), ("a3", "a", BEHIND)];
+    let rows = [
+        ("a1", "a", wait(10)),
+        ("b1", "b", wait(1)),
+        ("a2", "a", BEHIND),
+        ("b2", "b", BEHIND),
+        ("a3", "a", BEHIND),
+    ];
     parking(&store, &rows).await;
 
     assert_eq!(due(&store, 5).await, ["b1", "b2"]);
@@ -102,7 +109,11 @@ pub async fn a_dead_head_blocks_its_key<F: StoreFixture>(fixture: Arc<F>) {
 
     assert!(due(&store, 99).await.is_empty());
     assert_eq!(blocked(&store, false).await, [lane("a"), lane("b")]);
-    assert_eq!(blocked(&store, true).await, [lane("a")], "a lane of dead letters only is passed when they are skipped");
+    assert_eq!(
+        blocked(&store, true).await,
+        [lane("a")],
+        "a lane of dead letters only is passed when they are skipped"
+    );
 }
 
 pub async fn a_dead_head_is_passed_if_dead_ones_are_skipped<F: StoreFixture>(fixture: Arc<F>) {
@@ -119,8 +130,9 @@ pub async fn a_dead_head_is_passed_if_dead_ones_are_skipped<F: StoreFixture>(fix
 pub async fn what_is_due_stops_at_its_limit_with_the_beginning_of_each_key<F: StoreFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     let mut rows = Vec::new();
-    let names: Vec<(String, String)> =
-        (0..12).map(|n| (format!("{}{:02}", ["a", "b", "c"][n % 3], n / 3), ["a", "b", "c"][n % 3].to_owned())).collect();
+    let names: Vec<(String, String)> = (0..12)
+        .map(|n| (format!("{}{:02}", ["a", "b", "c"][n % 3], n / 3), ["a", "b", "c"][n % 3].to_owned()))
+        .collect();
     for (id, key) in &names {
         rows.push((id.as_str(), key.as_str(), if id.ends_with("00") { wait(0) } else { BEHIND }));
     }

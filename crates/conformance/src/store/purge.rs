@@ -106,7 +106,8 @@ pub async fn a_shard_that_lags_keeps_its_rows<F: StoreFixture>(fixture: Arc<F>) 
     store.purge(&OUTBOX, 100, at(1000)).await.unwrap();
 
     let kept = log(&store).await;
-    let unsettled = rows.iter().filter(|row| row.shard == cursors[0].shard && row.position > rows[1].position);
+    let unsettled =
+        rows.iter().filter(|row| row.shard == cursors[0].shard && row.position > rows[1].position);
     for row in unsettled {
         assert!(kept.iter().any(|kept| kept.position == row.position), "row {} is not settled", row.position);
     }

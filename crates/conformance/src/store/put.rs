@@ -47,12 +47,15 @@ pub async fn a_dropped_transaction_leaves_nothing<F: StoreFixture>(fixture: Arc<
     assert!(logged(&store).await.is_empty());
 }
 
-pub async fn an_id_that_is_there_is_a_duplicate_and_the_transaction_stays_usable<F: StoreFixture>(fixture: Arc<F>) {
+pub async fn an_id_that_is_there_is_a_duplicate_and_the_transaction_stays_usable<F: StoreFixture>(
+    fixture: Arc<F>,
+) {
     let store = fixture.store();
     put(&store, &[plain("a")]).await;
 
     let mut tx = store.begin().await.unwrap();
-    let again = store.put(&mut tx, &[Envelope { payload: b"other".to_vec(), ..plain("a") }], at(1)).await.unwrap();
+    let again =
+        store.put(&mut tx, &[Envelope { payload: b"other".to_vec(), ..plain("a") }], at(1)).await.unwrap();
     let other = store.put(&mut tx, &[plain("b")], at(1)).await.unwrap();
     let twice = store.put(&mut tx, &[plain("b")], at(1)).await.unwrap();
     store.commit(tx).await.unwrap();

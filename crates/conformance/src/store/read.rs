@@ -29,8 +29,10 @@ pub async fn rows_come_in_the_order_they_were_committed<F: StoreFixture>(fixture
 
 pub async fn the_shards_together_hold_every_row_once<F: StoreFixture>(fixture: Arc<F>) {
     let store = fixture.store();
-    let batch: Vec<Envelope> =
-        (0..40).map(|n| keyed(format!("k{n}"), &format!("order-{n}"))).chain((0..40).map(|n| plain(format!("p{n}")))).collect();
+    let batch: Vec<Envelope> = (0..40)
+        .map(|n| keyed(format!("k{n}"), &format!("order-{n}")))
+        .chain((0..40).map(|n| plain(format!("p{n}"))))
+        .collect();
     put(&store, &batch).await;
 
     let mut seen = Vec::new();
@@ -142,7 +144,8 @@ pub async fn a_late_commit_below_what_was_read_is_not_lost<F: StoreFixture>(fixt
     let store = fixture.store();
     for shards in [&ALL_SHARDS[..], &ALL_SHARDS[..4]] {
         // One message per shard, so that whoever reads has one of each.
-        let batch = |name: &str| (0..8).map(|n| plain(format!("{name}{n}{}", shards.len()))).collect::<Vec<_>>();
+        let batch =
+            |name: &str| (0..8).map(|n| plain(format!("{name}{n}{}", shards.len()))).collect::<Vec<_>>();
         let start = read(&store, shards, 0, 1000).await.through;
         let mut late = store.begin().await.unwrap();
         store.put(&mut late, &batch("late"), at(0)).await.unwrap();
@@ -183,7 +186,9 @@ pub async fn a_hole_closes_when_its_transaction_rolls_back<F: StoreFixture>(fixt
     assert_eq!(reader.seen, ["early"]);
 }
 
-pub async fn a_reader_of_everything_loses_nothing_to_interleaved_transactions<F: StoreFixture>(fixture: Arc<F>) {
+pub async fn a_reader_of_everything_loses_nothing_to_interleaved_transactions<F: StoreFixture>(
+    fixture: Arc<F>,
+) {
     interleave(&fixture.store(), vec![Reader::of(&ALL_SHARDS)], F::GUARANTEES.concurrent_writers).await;
 }
 

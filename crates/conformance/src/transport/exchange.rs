@@ -16,7 +16,10 @@ const GLANCE: Duration = Duration::from_millis(80);
 pub type AckOf<T> = <<T as Subscriber>::Feed as Feed>::Ack;
 
 /// Publishes in a task: a transport may confirm as late as the acknowledgement.
-pub fn publish<T: Publisher + Clone>(transport: &T, batch: Vec<Envelope>) -> JoinHandle<Vec<Result<(), Failure>>> {
+pub fn publish<T: Publisher + Clone>(
+    transport: &T,
+    batch: Vec<Envelope>,
+) -> JoinHandle<Vec<Result<(), Failure>>> {
     let transport = transport.clone();
     tokio::spawn(async move { transport.publish(&batch).await })
 }

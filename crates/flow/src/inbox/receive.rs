@@ -78,7 +78,7 @@ impl<S: Mailbox + Dedup> Inbox<S> {
         // In a task of its own: a caller that goes away must not cancel a
         // transaction half-way, and a panic must not take the consumer along.
         let task = tokio::spawn(async move {
-            let outcome = unit.run().await;
+            let outcome = unit.counted().await;
             drop(seat);
             outcome
         });
@@ -113,6 +113,39 @@ fn message_key<S: Mailbox + Dedup>(
 }
 
 impl<S: Mailbox + Dedup> Unit<S> {
+    /// Runs the unit, with its entry counted beforehand if that is wanted.
+    async fn counted(&self) -> Outcome {
+        let (true, Some(mark)) = (self.inner.options.count_deaths, self.mark()) else {
+            return self.run().await;
+        };
+        let entries = match self.inner.store.enter(&mark, self.inner.clock.now()).await {
+            Ok(entries) => entries,
+            Err(error) => return Outcome::of_error(error.kind(), error.chain()),
+        };
+        let deaths = entries.saturating_sub(1);
+        let outcome = match self.inner.options.retry.max_attempts {
+            Some(limit) if deaths >= limit => Outcome::Refused {
+                code: "process_death",
+                reason: format!("the process died {deaths} times while this message was handled"),
+            },
+            _ => self.run().await,
+        };
+        if !matches!(outcome, Outcome::Done { .. }) {
+            // A handler's own transaction has left already.
+            self.leave(&mark).await.unwrap_or_else(|error| {
+                tracing::debug!(handler = %self.key(), error = error.chain(), "inbox.leave_failed");
+            });
+        }
+        outcome
+    }
+
+    async fn leave(&self, mark: &Mark<'_>) -> Result<()> {
+        let store = &self.inner.store;
+        let mut begun = store.begin().await?;
+        store.leave(&mut begun, mark).await?;
+        store.commit(begun).await
+    }
+
     async fn run(&self) -> Outcome {
         for rerun in 0..=self.inner.options.reruns {
             match self.once().await {
@@ -153,8 +186,13 @@ impl<S: Mailbox + Dedup> Unit<S> {
                 return Err(interrupt);
             }
         };
-        if let (Some(mark), Some(reply)) = (self.mark(), &reply) {
-            store.reply(&mut begun, &mark, reply).await?;
+        if let Some(mark) = self.mark() {
+            if let Some(reply) = &reply {
+                store.reply(&mut begun, &mark, reply).await?;
+            }
+            if self.inner.options.count_deaths {
+                store.leave(&mut begun, &mark).await?;
+            }
         }
         self.inner.probe.reach(CrashPoint::C3).await?;
         match store.commit(begun).await {

@@ -129,6 +129,21 @@ impl Dedup for MemoryStore {
         Ok(Marked::First)
     }
 
+    async fn enter(&self, mark: &Mark<'_>, now: Option<Timestamp>) -> Result<u32> {
+        let key = MarkerKey::of(mark);
+        self.write(|state| {
+            let entry = state.entries.entry(key).or_insert((0, Timestamp::default()));
+            *entry = (entry.0.saturating_add(1), at(now));
+            entry.0
+        })
+        .await
+    }
+
+    async fn leave(&self, tx: &mut MemoryTx, mark: &Mark<'_>) -> Result<()> {
+        tx.left.push(MarkerKey::of(mark));
+        Ok(())
+    }
+
     async fn reply(&self, tx: &mut MemoryTx, mark: &Mark<'_>, result: &[u8]) -> Result<()> {
         let key = MarkerKey::of(mark);
         if let Some(marker) = tx.marker(&key) {

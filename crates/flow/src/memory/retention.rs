@@ -17,6 +17,7 @@ impl Retention for MemoryStore {
                     state.markers.purge(handler, limit, now.minus(*older_than))
                 }
                 Purge::Relays(age) => purge_members(state, limit, now.minus(*age)),
+                Purge::Entries(age) => purge_entries(state, limit, now.minus(*age)),
             }
         })
         .await
@@ -54,6 +55,16 @@ fn purge_members(state: &mut State, limit: usize, cutoff: Timestamp) -> usize {
             !is_gone
         });
     }
+    purged
+}
+
+fn purge_entries(state: &mut State, limit: usize, cutoff: Timestamp) -> usize {
+    let mut purged = 0;
+    state.entries.retain(|_, (_, entered_at)| {
+        let is_gone = purged < limit && *entered_at < cutoff;
+        purged += usize::from(is_gone);
+        !is_gone
+    });
     purged
 }
 

@@ -3,12 +3,12 @@
 //! Positions are given out at commit, under the writer's lock: they follow
 //! commit order and have no gaps, so a rollback has nothing to take back.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use oncebox_core::log::{Position, SHARDS, Shard};
 use oncebox_core::{Envelope, Once, Timestamp};
 
-use super::dedup::{Graveyard, Markers};
+use super::dedup::{Graveyard, MarkerKey, Markers};
 use super::parking::ParkingLot;
 use super::store::Tables;
 
@@ -18,6 +18,8 @@ pub(super) struct State {
     pub(super) log: Log,
     pub(super) sinks: BTreeMap<String, Sink>,
     pub(super) markers: Markers,
+    /// Handlers' runs that have not ended, and when the last one began.
+    pub(super) entries: HashMap<MarkerKey, (u32, Timestamp)>,
     pub(super) graveyard: Graveyard,
     pub(super) tables: Tables,
 }

@@ -100,6 +100,7 @@ impl Store for MemoryStore {
             state,
             puts: Puts::default(),
             markers: HashMap::new(),
+            left: Vec::new(),
             grown: BTreeMap::new(),
         }))
     }
@@ -136,6 +137,7 @@ pub struct MemoryTx {
     pub(super) state: Arc<Mutex<State>>,
     pub(super) puts: Puts,
     pub(super) markers: HashMap<MarkerKey, Marker>,
+    pub(super) left: Vec<MarkerKey>,
     /// Tables that were appended to, with the length to cut them back to.
     grown: BTreeMap<String, usize>,
 }
@@ -158,6 +160,9 @@ impl MemoryTx {
     fn publish(&mut self) {
         let mut state = lock(&self.state);
         state.log.take(std::mem::take(&mut self.puts));
+        for key in self.left.drain(..) {
+            state.entries.remove(&key);
+        }
         for (key, marker) in self.markers.drain() {
             state.markers.set(key, marker);
         }

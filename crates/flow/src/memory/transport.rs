@@ -350,6 +350,7 @@ impl Publisher for MemoryTransport {
 
 impl Subscriber for MemoryTransport {
     type Feed = MemoryFeed;
+    const COUNTS_DEATHS: bool = false;
 
     /// A group is kept when its feeds are dropped: what is published meanwhile waits for the next one.
     async fn subscribe(&self, destination: &str, group: &str) -> Result<MemoryFeed> {

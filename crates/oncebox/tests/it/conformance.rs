@@ -3,7 +3,9 @@
 pub(crate) mod postgres;
 pub(crate) mod sqlite;
 
-use oncebox_conformance::{MemoryFixture, MemoryTransportFixture, StoreFixture, TransportFixture, capabilities};
+use oncebox_conformance::{
+    MemoryFixture, MemoryTransportFixture, StoreFixture, TransportFixture, capabilities,
+};
 
 mod memory {
     mod store {
@@ -23,7 +25,8 @@ mod memory {
 #[test]
 fn the_capabilities_page_equals_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/capabilities.md");
-    let stores = [MemoryFixture::GUARANTEES, sqlite::SqliteFixture::GUARANTEES, postgres::PostgresFixture::GUARANTEES];
+    let stores =
+        [MemoryFixture::GUARANTEES, sqlite::SqliteFixture::GUARANTEES, postgres::PostgresFixture::GUARANTEES];
     let page = capabilities::page(&stores, &[MemoryTransportFixture::CAPABILITIES]);
     if std::env::var_os("ONCEBOX_BLESS").is_some() {
         std::fs::write(path, &page).unwrap();

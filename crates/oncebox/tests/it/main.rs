@@ -10,6 +10,7 @@
 
 mod compile_fail;
 mod conformance;
+mod crash_points;
 mod docs;
 mod macros;
 mod tidy;

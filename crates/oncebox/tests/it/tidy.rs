@@ -109,7 +109,8 @@ fn no_type_is_named_after_nothing() {
     let mut named = Vec::new();
     for (path, text) in files(&[".rs"]) {
         for line in text.lines().map(str::trim_start) {
-            let line = line.split_once("pub").filter(|(before, _)| before.is_empty()).map_or(line, |(_, l)| l);
+            let line =
+                line.split_once("pub").filter(|(before, _)| before.is_empty()).map_or(line, |(_, l)| l);
             let line = line.trim_start_matches("(crate)").trim_start_matches("(super)").trim_start();
             let Some(rest) = items.iter().find_map(|item| line.strip_prefix(item)) else { continue };
             let ident = rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().unwrap_or_default();
@@ -146,10 +147,13 @@ fn bare(sql: &str) -> String {
 fn every_sql_file_is_used_and_holds_one_statement() {
     let sources = files(&[".rs"]);
     let mut complaints = Vec::new();
-    for (path, sql) in files(&[".sql"]).iter().filter(|(path, _)| path.contains("/src/") && path.contains("/sql/")) {
+    for (path, sql) in
+        files(&[".sql"]).iter().filter(|(path, _)| path.contains("/src/") && path.contains("/sql/"))
+    {
         let (backend, file) = path.split_once("/sql/").unwrap();
         let call = format!("include_str!(\"sql/{file}\")");
-        let is_used = sources.iter().any(|(source, text)| source.starts_with(backend) && text.contains(&call));
+        let is_used =
+            sources.iter().any(|(source, text)| source.starts_with(backend) && text.contains(&call));
         if !is_used {
             complaints.push(format!("{path} is not used"));
         }
@@ -227,7 +231,8 @@ fn the_root_holds_only_what_a_newcomer_needs() {
 
 #[test]
 fn no_path_of_somebodys_machine_is_in_the_repository() {
-    let folders = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/")];
+    let folders =
+        [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/")];
 
     let endings = [".rs", ".sql", ".md", ".toml", ".snapshot", ".stderr", ".lock"];
     let found = files(&endings).into_iter().flat_map(|(path, text)| {

@@ -15,6 +15,7 @@ impl Retention for PostgresStore {
                 (include_str!("sql/purge_markers.sql"), *older_than, "cannot purge markers")
             }
             Purge::Relays(age) => (include_str!("sql/purge_relays.sql"), *age, "cannot purge relays"),
+            Purge::Entries(age) => (include_str!("sql/purge_entries.sql"), *age, "cannot purge entries"),
         };
         let mut query = sqlx::query(self.sql(text)).bind(span(age)).bind(limit(rows)).bind(clock(now));
         if let Purge::Markers { handler, .. } = purge {

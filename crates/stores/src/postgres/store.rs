@@ -122,6 +122,14 @@ impl PostgresStore {
     /// [`Kind::Config`] with what to do about it.
     pub async fn verify(&self) -> Result<()> {
         self.verify_server().await?;
+        self.verify_schema().await
+    }
+
+    /// The part of [`verify`](Self::verify) that is about the tables alone.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with what to do about it.
+    pub async fn verify_schema(&self) -> Result<()> {
         migrate::verify(self).await
     }
 

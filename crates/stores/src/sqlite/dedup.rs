@@ -50,6 +50,31 @@ impl Dedup for SqliteStore {
         }
     }
 
+    async fn enter(&self, mark: &Mark<'_>, now: Option<Timestamp>) -> Result<u32> {
+        let entries: i32 = sqlx::query_scalar(self.sql(include_str!("sql/enter.sql")))
+            .bind(mark.tenant)
+            .bind(mark.handler)
+            .bind(mark.key.source.as_str())
+            .bind(mark.key.id.as_str())
+            .bind(now.map(Timestamp::micros))
+            .fetch_one(self.pool())
+            .await
+            .map_err(failed("cannot count a handler's run"))?;
+        Ok(entries.unsigned_abs())
+    }
+
+    async fn leave(&self, tx: &mut SqliteConnection, mark: &Mark<'_>) -> Result<()> {
+        sqlx::query(self.sql(include_str!("sql/leave.sql")))
+            .bind(mark.tenant)
+            .bind(mark.handler)
+            .bind(mark.key.source.as_str())
+            .bind(mark.key.id.as_str())
+            .execute(tx)
+            .await
+            .map_err(failed("cannot forget a handler's run"))?;
+        Ok(())
+    }
+
     async fn reply(&self, tx: &mut SqliteConnection, mark: &Mark<'_>, result: &[u8]) -> Result<()> {
         sqlx::query(self.sql(include_str!("sql/reply.sql")))
             .bind(mark.tenant)

@@ -118,13 +118,17 @@ pub async fn snapshot(store: &SqliteStore) -> Result<String> {
     Ok(lines.into_iter().map(|line| line + "\n").collect())
 }
 
-/// The start-up check behind [`SqliteStore::verify`].
-pub(super) async fn verify(store: &SqliteStore, must_be_durable: bool) -> Result<()> {
+/// The start-up check of the tables behind [`SqliteStore::verify`].
+pub(super) async fn verify_schema(store: &SqliteStore) -> Result<()> {
     let records = recorded(store).await?;
     refuse_newer(&records)?;
     refuse_older(store, &records)?;
     refuse_changed(&records)?;
-    refuse_drift(&snapshot(store).await?)?;
+    refuse_drift(&snapshot(store).await?)
+}
+
+/// The start-up check of everything else; the tables must be there.
+pub(super) async fn verify_settings(store: &SqliteStore, must_be_durable: bool) -> Result<()> {
     if must_be_durable {
         refuse_unsafe(store).await?;
     }

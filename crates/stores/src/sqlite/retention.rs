@@ -16,6 +16,7 @@ impl Retention for SqliteStore {
                 (include_str!("sql/purge_markers.sql"), *older_than, Some(handler.as_str()))
             }
             Purge::Relays(age) => (include_str!("sql/purge_relays.sql"), *age, None),
+            Purge::Entries(age) => (include_str!("sql/purge_entries.sql"), *age, None),
         };
         let mut query =
             sqlx::query(self.sql(sql)).bind(micros(age)).bind(count(limit)).bind(now.map(Timestamp::micros));

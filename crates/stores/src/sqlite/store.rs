@@ -113,7 +113,16 @@ impl SqliteStore {
     /// # Errors
     /// [`Kind::Config`], saying what to do.
     pub async fn verify(&self) -> Result<()> {
-        migrate::verify(self, !self.allow_unsafe_durability).await
+        self.verify_schema().await?;
+        migrate::verify_settings(self, !self.allow_unsafe_durability).await
+    }
+
+    /// The part of [`verify`](Self::verify) that is about the tables alone.
+    ///
+    /// # Errors
+    /// [`Kind::Config`], saying what to do.
+    pub async fn verify_schema(&self) -> Result<()> {
+        migrate::verify_schema(self).await
     }
 
     /// A statement with the table names of this store. With the default

@@ -2,18 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncebox::crash::Reaction;
-use oncebox::memory::MemoryTransport;
+use oncebox::memory::{MemoryFeed, MemoryTransport};
 use oncebox::relay::RelayBuilder;
 use oncebox::{
-    Clock, Consumer, Context, CrashPoint, Envelope, Failure, Handler, HandlerError, HandlerKey, Inbox, Outbox, Probe,
+    Context, CrashPoint, Envelope, Failure, Handler, HandlerError, HandlerKey, Inbox, Outbox, Probe,
     Publisher, Relay, Result, Store, Subscriber,
 };
-use oncebox_conformance::StoreFixture;
 use oncebox_conformance::path::scene::{HANDLER, Scene, entry};
 use oncebox_conformance::sample::{DESTINATION, Posted};
 use tokio::sync::{Notify, Semaphore};
@@ -107,7 +106,8 @@ impl<F: Ground> Stage<F> {
     /// An inbox as another process has it: nothing in common but the database.
     pub(super) fn inbox_of(&self, store: F::Store, actor: Actor<F>, probe: Probe) -> Inbox<F::Store> {
         let swift = oncebox_conformance::path::scene::swift();
-        let builder = Inbox::builder(store, DESTINATION).outbox(self.outbox.clone()).clock(self.clock.clone());
+        let builder =
+            Inbox::builder(store, DESTINATION).outbox(self.outbox.clone()).clock(self.clock.clone());
         builder.retry(swift).handler(actor).probe(probe).build().unwrap()
     }
 
@@ -122,16 +122,16 @@ impl<F: Ground> Stage<F> {
         }
     }
 
-    /// A message in the queue of the group, without relay; expected to take effect.
-    pub(super) async fn deliverable(&self, number: i64) -> String {
-        let mut feed = self.transport.subscribe(DESTINATION, GROUP).await.unwrap();
-        let ids = self.commit(&[order(number)]).await;
-        // The relay is no part of the case: its confirm may come or not.
+    /// Commits an order and leaves it in the queue of the group, from where the
+    /// feed in the answer delivers it.
+    pub(super) async fn queued(&self, number: i64) -> MemoryFeed {
+        let feed = self.transport.subscribe(DESTINATION, GROUP).await.unwrap();
+        self.commit(&[order(number)]).await;
+        // Nobody consumes yet, so no confirm comes.
         let mut relay = self.relay_builder().publish_timeout(Duration::from_millis(20)).build().unwrap();
         relay.step().await.unwrap();
         relay.release().await.unwrap();
-        drop(oncebox::Feed::next(&mut feed).await.unwrap().unwrap().ack);
-        ids.into_iter().next().unwrap()
+        feed
     }
 }
 
@@ -195,7 +195,10 @@ pub(super) enum Act {
     /// Swallows an error that dooms the transaction.
     Doom,
     /// Waits inside the transaction, then fails or goes.
-    Hold { gate: Arc<Gate>, fails: bool },
+    Hold {
+        gate: Arc<Gate>,
+        fails: bool,
+    },
 }
 
 /// Where a handler waits for its case.
@@ -279,16 +282,5 @@ impl<F: Ground> Handler<<F::Store as Store>::Tx> for Actor<F> {
                 if fails { Err(HandlerError::retry("not this time")) } else { Ok(()) }
             }
         }
-    }
-}
-
-/// A flag that is raised once.
-#[derive(Clone, Default)]
-pub(super) struct Flag(Arc<AtomicBool>);
-
-impl Flag {
-    /// Raises it; true for whoever did.
-    pub(super) fn raise(&self) -> bool {
-        !self.0.swap(true, Ordering::SeqCst)
     }
 }

@@ -34,7 +34,7 @@ const AT_ONCE: usize = 8;
 trait Trap: StoreFixture {
     type Snare: Send + Sync + 'static;
 
-    async fn lay(&self) -> Self::Snare;
+    fn lay(&self) -> impl Future<Output = Self::Snare> + Send;
     fn impatient_or_not(&self) -> Self::Store;
     /// Fails as the database would; only called in the first run of a faulty unit.
     fn spring(
@@ -44,7 +44,7 @@ trait Trap: StoreFixture {
     ) -> impl Future<Output = Result<(), HandlerError>> + Send;
     /// Troubles from outside while the units run.
     fn disturb(snare: &Self::Snare) -> impl Future<Output = ()> + Send;
-    async fn lift(&self, snare: &Self::Snare);
+    fn lift(&self, snare: &Self::Snare) -> impl Future<Output = ()> + Send;
 }
 
 /// A second connection to the file, which never waits.
@@ -92,8 +92,10 @@ impl Trap for PostgresFixture {
     type Snare = Rows;
 
     async fn lay(&self) -> Rows {
-        let number = SystemTimeNanos::now();
-        let schema = format!("f15_{}_{number}", std::process::id());
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let schema = format!("f15_{}_{}_{number}", std::process::id(), now.subsec_nanos());
         let text = format!(
             "CREATE SCHEMA {schema}; CREATE TABLE {schema}.row (id int PRIMARY KEY, n int NOT NULL); \
              INSERT INTO {schema}.row SELECT g, 0 FROM generate_series(0, {DEADLOCKED}) g"
@@ -132,15 +134,6 @@ impl Trap for PostgresFixture {
     async fn lift(&self, rows: &Rows) {
         let text = format!("DROP SCHEMA {} CASCADE", rows.schema);
         sqlx::raw_sql(AssertSqlSafe(text)).execute(self.store().pool()).await.unwrap();
-    }
-}
-
-/// Makes names differ between runs.
-struct SystemTimeNanos;
-
-impl SystemTimeNanos {
-    fn now() -> u32 {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos()
     }
 }
 

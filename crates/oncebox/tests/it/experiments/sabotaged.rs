@@ -69,7 +69,7 @@ impl<S: Store> DerefMut for Opened<S> {
     }
 }
 
-impl<S: Store> Transaction<Sabotaged<S>> for Opened<S> {
+impl<S: Dedup> Transaction<Sabotaged<S>> for Opened<S> {
     fn connection(&mut self) -> &mut S::Tx {
         &mut self.0
     }
@@ -140,6 +140,14 @@ impl<S: Dedup> Dedup for Sabotaged<S> {
 
     async fn reply(&self, tx: &mut S::Tx, mark: &Mark<'_>, result: &[u8]) -> Result<()> {
         self.inner.reply(tx, mark, result).await
+    }
+
+    async fn enter(&self, mark: &Mark<'_>, now: Option<Timestamp>) -> Result<u32> {
+        self.inner.enter(mark, now).await
+    }
+
+    async fn leave(&self, tx: &mut S::Tx, mark: &Mark<'_>) -> Result<()> {
+        self.inner.leave(tx, mark).await
     }
 
     async fn bury(&self, burial: &Burial<'_>, now: Option<Timestamp>) -> Result<()> {

@@ -98,6 +98,18 @@ CREATE TABLE oncebox.marker (
 );
 CREATE INDEX marker_age ON oncebox.marker (handler, processed_at);
 
+-- Handlers that were entered and have not come back: what is left here after a
+-- crash tells which message killed the process.
+CREATE TABLE oncebox.entry (
+    tenant     text        NOT NULL COLLATE "C",
+    handler    text        NOT NULL COLLATE "C",
+    source     text        NOT NULL COLLATE "C",
+    id         text        NOT NULL COLLATE "C",
+    entries    integer     NOT NULL,
+    entered_at timestamptz NOT NULL,
+    PRIMARY KEY (tenant, handler, source, id)
+);
+
 -- Messages no handler could take, whole, until a person decides.
 CREATE TABLE oncebox.dead_letter (
     number    bigint      NOT NULL GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

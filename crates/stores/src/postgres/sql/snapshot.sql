@@ -5,7 +5,8 @@ WITH ours AS (
     FROM pg_catalog.pg_class AS c
     JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') AND c.relname IN (
-        'outbox', 'scheduled', 'relay_cursor', 'relay_member', 'parked', 'marker', 'dead_letter', 'migration')
+        'outbox', 'scheduled', 'relay_cursor', 'relay_member', 'parked', 'marker', 'entry', 'dead_letter',
+        'migration')
 )
 SELECT line COLLATE "C" FROM (
     SELECT format('column %s.%s %s%s%s%s%s', t.relname, a.attname,

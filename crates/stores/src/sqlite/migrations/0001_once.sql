@@ -126,6 +126,18 @@ CREATE TABLE oncebox_marker (
 ) WITHOUT ROWID;
 CREATE INDEX oncebox_marker_age ON oncebox_marker (handler, processed_at);
 
+-- Handlers that were entered and have not come back: what is left here after a
+-- crash tells which message killed the process.
+CREATE TABLE oncebox_entry (
+    tenant     TEXT    NOT NULL,
+    handler    TEXT    NOT NULL,
+    source     TEXT    NOT NULL,
+    id         TEXT    NOT NULL,
+    entries    INTEGER NOT NULL,
+    entered_at INTEGER NOT NULL,
+    PRIMARY KEY (tenant, handler, source, id)
+) WITHOUT ROWID;
+
 -- Messages no handler could take, whole, until a person decides.
 CREATE TABLE oncebox_dead_letter (
     number   INTEGER PRIMARY KEY AUTOINCREMENT,

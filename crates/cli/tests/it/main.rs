@@ -1,0 +1,18 @@
+//! The command line as a user meets it: the real program, real databases, and
+//! the `sqlite3` and `psql` programs as the other language.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "clippy takes only #[test] functions for tests, not what they call"
+)]
+
+mod database;
+mod demo;
+mod faults;
+mod migrate;
+mod program;
+mod relay;
+mod status;

@@ -1,0 +1,95 @@
+//! `oncebox status`.
+
+use std::collections::BTreeSet;
+
+use crate::database::Database;
+
+#[test]
+fn a_quiet_database_is_healthy_in_both_forms() {
+    for database in Database::both("a_quiet_database_is_healthy_in_both_forms") {
+        let database = database.migrated();
+        database.insert_by_hand(0, 3);
+        database.run(&["relay", "--to", "stdout", "--once"]).exits(0);
+
+        let text = database.run(&["status"]).exits(0);
+        let json = database.run(&["status", "-o", "json"]).exits(0).json();
+
+        assert!(text.stdout.contains("3 logged") && text.stdout.contains("sink     stdout"), "{text:?}");
+        let keys: BTreeSet<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        let expected = [
+            "count_cap", "dead_letters", "healthy", "logged", "markers", "parked", "scheduled", "sinks",
+            "troubles", "v",
+        ];
+        assert_eq!(keys, expected.into());
+        assert_eq!((&json["healthy"], &json["logged"]), (&true.into(), &3.into()));
+        assert_eq!(json["sinks"][0]["pending"], 0);
+    }
+}
+
+#[test]
+fn messages_that_nobody_relays_are_unhealthy() {
+    for database in Database::both("messages_that_nobody_relays_are_unhealthy") {
+        let database = database.migrated();
+        database.run(&["status"]).exits(0);
+        database.insert_by_hand(0, 1);
+
+        let never = database.run(&["status"]).exits(3);
+        database.run(&["relay", "--to", "stdout", "--once"]).exits(0);
+        database.run(&["status"]).exits(0);
+        database.insert_by_hand(1, 2);
+        let no_more = database.run(&["status", "-o", "json"]).exits(3).json();
+
+        assert!(never.stdout.contains("! messages wait and no relay has run yet"), "{never:?}");
+        assert_eq!(no_more["healthy"], false);
+        assert!(no_more["troubles"][0].as_str().unwrap().contains("no relay is alive"), "{no_more}");
+    }
+}
+
+#[test]
+fn a_message_that_waits_too_long_is_unhealthy() {
+    for database in Database::both("a_message_that_waits_too_long_is_unhealthy") {
+        let database = database.migrated();
+        database.run(&["relay", "--to", "stdout", "--once"]).exits(0);
+        let ago = match database.is_sqlite() {
+            true => "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER) - 300000000",
+            false => "now() - interval '5 minutes'",
+        };
+        database.sql(&format!(
+            "INSERT INTO {{t}}outbox (type, destination, payload, created_at) VALUES ('t', 'd', '1', {ago});"
+        ));
+
+        let late = database.run(&["status"]).exits(3);
+        let patient = database.run(&["status", "-o", "json", "--max-lag", "3600"]).exits(3).json();
+        database.run(&["relay", "--to", "stdout", "--once"]).exits(0);
+
+        assert!(late.stdout.contains("the oldest message waits since"), "{late:?}");
+        assert!(!patient["troubles"].to_string().contains("oldest"), "{patient}");
+        database.run(&["status"]).exits(0);
+    }
+}
+
+#[test]
+fn a_dead_message_is_unhealthy_and_shown_with_its_reason() {
+    for database in Database::both("a_dead_message_is_unhealthy_and_shown_with_its_reason") {
+        let database = database.migrated();
+        // What only a row made by hand can be: no such version, and a name that would move a cursor.
+        database.sql(
+            "INSERT INTO {t}outbox (id, type, destination, payload, schema_version) \
+             VALUES ('evil' || chr(27) || '[2J', 't', 'd', '1', -7);"
+                .replace("chr(27)", if database.is_sqlite() { "char(27)" } else { "chr(27)" })
+                .as_str(),
+        );
+        database.insert_by_hand(0, 2);
+
+        let run = database.run(&["relay", "--to", "stdout", "--once"]).exits(0);
+        let text = database.run(&["status"]).exits(3);
+        let json = database.run(&["status", "-o", "json"]).exits(3).json();
+
+        assert_eq!(run.json_lines().len(), 2, "the others flow: {run:?}");
+        assert!(text.stdout.contains("dead") && text.stdout.contains("! sink stdout: 1 dead"), "{text:?}");
+        assert!(!text.stdout.contains('\u{1b}'), "no control character reaches a terminal");
+        assert_eq!(json["sinks"][0]["dead"], 1);
+        assert_eq!(json["parked"][0]["state"], "dead");
+        assert!(!json["parked"][0]["reason"].as_str().unwrap().is_empty(), "{json}");
+    }
+}

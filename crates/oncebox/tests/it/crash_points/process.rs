@@ -1,0 +1,88 @@
+//! C11: a message whose handling kills the process, with real processes.
+//!
+//! The parent is the broker: it hands the message to one child after the other
+//! and counts a delivery whenever the child did not live to answer. What is
+//! proved: from that count alone the inbox gives up, before it enters the
+//! handler once more. A broker that does not count deliveries cannot have this.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+
+use oncebox::stores::{postgres::PostgresStore, sqlite::SqliteStore};
+use oncebox::verdict::RetryPolicy;
+use oncebox::{Dedup, HandlerError, Identifier, Inbox, Mailbox, Verdict};
+use oncebox_conformance::path::scene::{HANDLER, arrived, swift};
+use oncebox_conformance::sample::{DESTINATION, Posted};
+
+use super::ground::Ground;
+use super::stage::{Stage, order};
+
+const DATABASE: &str = "ONCEBOX_CHILD_DATABASE";
+const SCHEMA: &str = "ONCEBOX_CHILD_SCHEMA";
+const ATTEMPT: &str = "ONCEBOX_CHILD_ATTEMPT";
+const CHILD: &str = "crash_points::process::a_child_dies_of_its_message_or_buries_it";
+const LIMIT: u32 = 3;
+const SIGABRT: i32 = 6;
+
+/// No test by itself: what the parent starts, and dead before it can pass
+/// unless it does not enter the handler.
+#[test]
+fn a_child_dies_of_its_message_or_buries_it() {
+    let Ok(database) = std::env::var(DATABASE) else { return };
+    let schema = Identifier::new(std::env::var(SCHEMA).unwrap()).unwrap();
+    let attempt = std::env::var(ATTEMPT).unwrap().parse().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let verdict = runtime.block_on(async {
+        if database.starts_with("postgres") {
+            let store = PostgresStore::connect(&database).await.unwrap().schema(schema);
+            deliver(store, attempt).await
+        } else {
+            deliver(SqliteStore::connect(&database).await.unwrap().prefix(schema), attempt).await
+        }
+    });
+    assert_eq!(verdict, Verdict::Done);
+}
+
+async fn deliver<S: Mailbox + Dedup>(store: S, attempt: u32) -> Verdict
+where
+    S::Tx: 'static,
+{
+    async fn abort<Tx>(_tx: &mut Tx, _message: Posted) -> Result<(), HandlerError> {
+        std::process::abort()
+    }
+    let policy = RetryPolicy { max_attempts: Some(LIMIT), ..swift() };
+    let inbox = Inbox::builder(store, DESTINATION).retry(policy).on::<Posted, _>(HANDLER, abort::<S::Tx>);
+    inbox.build().unwrap().deliver(arrived("poison", &order(1)), attempt).await
+}
+
+fn start_child(database: &str, schema: &str, attempt: u32) -> ExitStatus {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args([CHILD, "--exact", "--test-threads=1"]).env(DATABASE, database).env(SCHEMA, schema);
+    child.env(ATTEMPT, attempt.to_string()).stdout(Stdio::null()).stderr(Stdio::null());
+    child.status().unwrap()
+}
+
+pub(super) async fn c11_a_message_that_kills_its_process_is_buried_after_the_allowed_starts<F: Ground>(
+    stage: Arc<Stage<F>>,
+) {
+    let (database, schema) = stage.fixture.place();
+
+    let mut killed = 0;
+    let answered = loop {
+        let (database, schema) = (database.clone(), schema.clone());
+        let start = tokio::task::spawn_blocking(move || start_child(&database, &schema, killed + 1));
+        let status = start.await.unwrap();
+        if status.signal() != Some(SIGABRT) {
+            break status;
+        }
+        killed += 1;
+        assert!(killed <= LIMIT, "it goes on killing");
+    };
+
+    assert!(answered.success(), "{answered:?}");
+    assert_eq!(killed, LIMIT, "as often as allowed, and not once more");
+    let status = stage.status().await;
+    assert_eq!((status.dead_letters, status.markers), (1, 0));
+    assert!(stage.fixture.effects().await.is_empty());
+}

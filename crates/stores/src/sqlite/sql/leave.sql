@@ -1,0 +1,1 @@
+DELETE FROM oncebox_entry WHERE tenant = ?1 AND handler = ?2 AND source = ?3 AND id = ?4;
