@@ -178,7 +178,9 @@ fn a_killed_daemon_loses_nothing_and_its_lease_runs_out_for_the_next() {
         daemon.child.wait().unwrap();
         // The dead relay's lease of 30 s is taken back by hand: the test has no time to wait.
         let past = if database.is_sqlite() { "1" } else { "now() - interval '1 hour'" };
-        database.sql(&format!("UPDATE {{t}}relay_cursor SET lease_until = {past};"));
+        database.sql(&format!(
+            "UPDATE {{t}}relay_cursor SET lease_until = {past}; UPDATE {{t}}relay_member SET seen_until = {past};"
+        ));
 
         seen.extend(numbers(&once(&database).exits(0).json_lines()));
 
