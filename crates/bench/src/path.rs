@@ -10,9 +10,9 @@ mod receive;
 use clap::Args;
 use serde_json::json;
 
+use crate::lab::Lab;
 use crate::lab::postgres::PostgresLab;
 use crate::lab::sqlite::SqliteLab;
-use crate::lab::Lab;
 use crate::machine;
 use crate::order::Order;
 use crate::report::{self, Measure, Output};

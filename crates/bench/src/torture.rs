@@ -7,8 +7,8 @@
 //! ordered with what took effect.
 
 mod broker;
-pub(crate) mod child;
 mod chance;
+pub(crate) mod child;
 mod ground;
 mod plan;
 mod sabotage;

@@ -130,3 +130,8 @@ pub mod __private {
     pub use serde::Serialize;
     pub use serde::de::DeserializeOwned;
 }
+
+/// The program in the README compiles.
+#[cfg(all(doctest, feature = "macros", feature = "sqlite"))]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;

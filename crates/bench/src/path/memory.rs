@@ -69,11 +69,8 @@ async fn watch<L: Lab>(run: &mut Run, lab: &L, database: String) {
     assert!(child.status.success(), "the child failed: {}", child.status);
     let grown: f64 = String::from_utf8_lossy(&child.stdout).trim().parse().expect("a number of MiB");
     assert_eq!(lab.effects().await, run.sizes.memory, "every message has its effect");
-    let mut measure = Measure::new(
-        format!("{}.{NAME}", L::NAME),
-        vec![(grown, LIMIT_MIB)],
-        Target::Below(1.0),
-    );
+    let mut measure =
+        Measure::new(format!("{}.{NAME}", L::NAME), vec![(grown, LIMIT_MIB)], Target::Below(1.0));
     measure.unit = "MiB of resident growth";
     run.report(&measure);
 }

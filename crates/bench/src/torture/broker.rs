@@ -225,8 +225,12 @@ impl Broker {
 
     fn hang_up(&self, connection: u64) {
         let mut state = self.state();
-        let held: Vec<u64> =
-            state.flights.iter().filter(|(_, (_, holder))| *holder == connection).map(|(tag, _)| *tag).collect();
+        let held: Vec<u64> = state
+            .flights
+            .iter()
+            .filter(|(_, (_, holder))| *holder == connection)
+            .map(|(tag, _)| *tag)
+            .collect();
         for tag in held {
             if let Some((key, _)) = state.flights.remove(&tag) {
                 state.ready.push_front(key);

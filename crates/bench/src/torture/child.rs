@@ -96,7 +96,8 @@ macro_rules! books {
 
             fn inbox(self, probe: Probe) -> Inbox<Self> {
                 async fn record(tx: &mut $connection, order: Order) -> Result<(), HandlerError> {
-                    let record = sqlx::query(RECORD).bind(order.customer).bind(order.sequence).bind(order.nonce);
+                    let record =
+                        sqlx::query(RECORD).bind(order.customer).bind(order.sequence).bind(order.nonce);
                     record.execute(tx).await?;
                     Ok(())
                 }

@@ -86,7 +86,9 @@ impl Ground {
     async fn count(&self, sql: &'static str) -> i64 {
         match self {
             Self::Sqlite(store, _) => sqlx::query_scalar(sql).fetch_one(store.pool()).await.expect("a count"),
-            Self::Postgres(store, _) => sqlx::query_scalar(sql).fetch_one(store.pool()).await.expect("a count"),
+            Self::Postgres(store, _) => {
+                sqlx::query_scalar(sql).fetch_one(store.pool()).await.expect("a count")
+            }
         }
     }
 

@@ -65,7 +65,8 @@ mod tests {
 
     #[test]
     fn every_crash_point_belongs_to_exactly_one_role() {
-        let mut dealt: Vec<_> = [Role::Producer, Role::Relay, Role::Worker].into_iter().flat_map(Role::points).collect();
+        let mut dealt: Vec<_> =
+            [Role::Producer, Role::Relay, Role::Worker].into_iter().flat_map(Role::points).collect();
         dealt.sort_unstable();
 
         assert_eq!(dealt, CrashPoint::ALL);

@@ -124,7 +124,9 @@ impl Supervisor<'_> {
             command.args(["--point", &point.name(), "--visit", &visit.to_string()]);
         }
         match self.sabotage {
-            Some(Sabotage::SettleBeforeConfirm) => drop(command.args(["--sabotage", "settle-before-confirm"])),
+            Some(Sabotage::SettleBeforeConfirm) => {
+                drop(command.args(["--sabotage", "settle-before-confirm"]))
+            }
             Some(Sabotage::AckBeforeCommit) => drop(command.args(["--sabotage", "ack-before-commit"])),
             None => {}
         }

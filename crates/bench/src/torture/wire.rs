@@ -75,7 +75,10 @@ pub(super) fn line(object: &impl Serialize) -> Vec<u8> {
 }
 
 /// Writes one object.
-pub(super) async fn send(writer: &mut (impl AsyncWrite + Unpin), object: &impl Serialize) -> std::io::Result<()> {
+pub(super) async fn send(
+    writer: &mut (impl AsyncWrite + Unpin),
+    object: &impl Serialize,
+) -> std::io::Result<()> {
     writer.write_all(&line(object)).await
 }
 

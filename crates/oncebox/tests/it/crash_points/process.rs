@@ -6,7 +6,7 @@
 //! handler once more. A broker that does not count deliveries cannot have this.
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Output};
 use std::sync::Arc;
 
 use oncebox::stores::{postgres::PostgresStore, sqlite::SqliteStore};
@@ -56,11 +56,10 @@ where
     inbox.build().unwrap().deliver(arrived("poison", &order(1)), attempt).await
 }
 
-fn start_child(database: &str, schema: &str, attempt: u32) -> ExitStatus {
+fn start_child(database: &str, schema: &str, attempt: u32) -> Output {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args([CHILD, "--exact", "--test-threads=1"]).env(DATABASE, database).env(SCHEMA, schema);
-    child.env(ATTEMPT, attempt.to_string()).stdout(Stdio::null()).stderr(Stdio::null());
-    child.status().unwrap()
+    child.env(ATTEMPT, attempt.to_string()).output().unwrap()
 }
 
 pub(super) async fn c11_a_message_that_kills_its_process_is_buried_after_the_allowed_starts<F: Ground>(
@@ -72,15 +71,16 @@ pub(super) async fn c11_a_message_that_kills_its_process_is_buried_after_the_all
     let answered = loop {
         let (database, schema) = (database.clone(), schema.clone());
         let start = tokio::task::spawn_blocking(move || start_child(&database, &schema, killed + 1));
-        let status = start.await.unwrap();
-        if status.signal() != Some(SIGABRT) {
-            break status;
+        let output = start.await.unwrap();
+        if output.status.signal() != Some(SIGABRT) {
+            break output;
         }
         killed += 1;
         assert!(killed <= LIMIT, "it goes on killing");
     };
 
-    assert!(answered.success(), "{answered:?}");
+    let said = String::from_utf8_lossy(&answered.stdout);
+    assert!(answered.status.success(), "{}\n{said}", answered.status);
     assert_eq!(killed, LIMIT, "as often as allowed, and not once more");
     let status = stage.status().await;
     assert_eq!((status.dead_letters, status.markers), (1, 0));
