@@ -200,6 +200,14 @@ impl HandlerError {
         }
     }
 
+    /// The error the handler met, to be passed on.
+    #[must_use]
+    pub fn into_cause(self) -> Box<dyn StdError + Send + Sync> {
+        match self {
+            Self::Retry(cause) | Self::RetryAfter(_, cause) | Self::Permanent(cause) => cause,
+        }
+    }
+
     /// The error and its causes on one line.
     #[must_use]
     pub fn chain(&self) -> String {

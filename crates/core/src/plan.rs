@@ -41,22 +41,29 @@ impl Batch {
     #[must_use]
     pub fn of_rows(rows: Vec<Row>, blocked: &HashSet<LaneKey>) -> Self {
         let mut batch = Self::default();
-        for Row { position, shard, envelope } in rows {
-            let slot = Slot { position, shard, attempts: 0 };
-            match envelope {
-                Err(reason) => batch.park.push(dead(slot, None, 0, reason)),
-                Ok(envelope) if is_blocked(&envelope, blocked) => batch.park.push(Park {
-                    position,
-                    shard,
-                    lane: LaneKey::of(&envelope),
+        for row in rows {
+            match &row.envelope {
+                Ok(envelope) if is_blocked(envelope, blocked) => batch.park.push(Park {
+                    position: row.position,
+                    shard: row.shard,
+                    lane: LaneKey::of(envelope),
                     parking: Parking::Behind,
                     attempts: 0,
                     reason: None,
                 }),
-                Ok(envelope) => batch.push(slot, envelope),
+                _ => batch.push_row(row, 0),
             }
         }
         batch
+    }
+
+    /// Adds a row that may be sent, or buries it if it cannot be understood.
+    pub fn push_row(&mut self, row: Row, attempts: u32) {
+        let slot = Slot { position: row.position, shard: row.shard, attempts };
+        match row.envelope {
+            Ok(envelope) => self.push(slot, envelope),
+            Err(reason) => self.park.push(dead(slot, None, attempts, reason)),
+        }
     }
 
     /// Adds one message.

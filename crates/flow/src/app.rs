@@ -112,7 +112,7 @@ where
         let mut janitor = Janitor::new(self.store.clone());
         let mut consumers = Vec::new();
         for (destination, builder) in self.channels {
-            let inbox = builder.outbox(self.outbox.clone()).count_deaths(!T::COUNTS_DEATHS).build()?;
+            let inbox = builder.outbox_or(&self.outbox).count_deaths(!T::COUNTS_DEATHS).build()?;
             janitor = janitor.markers(inbox.retentions());
             let feed = self.transport.subscribe(&destination, &self.group).await?;
             consumers.push(Consumer::new(inbox, feed).concurrency(self.concurrency));

@@ -117,7 +117,7 @@ impl<S: Mailbox + Dedup> Inbox<S> {
     /// An inbox on `store` for deliveries of `channel`, to be configured.
     pub fn builder(store: S, channel: impl Into<String>) -> InboxBuilder<S> {
         InboxBuilder {
-            outbox: Outbox::new(store.clone()),
+            outbox: None,
             store,
             channel: channel.into(),
             handlers: Vec::new(),
@@ -178,6 +178,7 @@ impl<S: Mailbox + Dedup> Inbox<S> {
         }
         let reason =
             format!("no handler of channel {} takes messages of type {}", self.inner.channel, envelope.kind);
+        telemetry::received("", &Outcome::Refused { code: "unknown_type", reason: String::new() });
         let verdict = Verdict::Dead { code: "unknown_type", reason };
         self.settled("", verdict, envelope, attempt).await
     }
@@ -190,7 +191,8 @@ impl<S: Mailbox + Dedup> Inbox<S> {
         let burial = Burial { channel: &inner.channel, handler, code, reason: &reason, attempts, envelope };
         match inner.store.bury(&burial, inner.clock.now()).await {
             Ok(()) => {
-                tracing::error!(handler, code, reason, id = envelope.id, "inbox.dead_letter");
+                // The reason may quote the payload; it is stored, not logged.
+                tracing::error!(handler, code, id = envelope.id, "inbox.dead_letter");
                 Verdict::Done
             }
             Err(error) => {
@@ -217,7 +219,7 @@ fn sooner(a: Verdict, b: Verdict) -> Verdict {
 pub struct InboxBuilder<S: Mailbox + Dedup> {
     store: S,
     channel: String,
-    outbox: Outbox<S>,
+    outbox: Option<Outbox<S>>,
     handlers: Vec<Arc<dyn Erased<S>>>,
     options: InboxOptions,
     clock: Clock,
@@ -267,7 +269,13 @@ impl<S: Mailbox + Dedup> InboxBuilder<S> {
 
     /// The outbox handlers put into.
     pub fn outbox(mut self, outbox: Outbox<S>) -> Self {
-        self.outbox = outbox;
+        self.outbox = Some(outbox);
+        self
+    }
+
+    /// The outbox handlers put into unless another was chosen.
+    pub(crate) fn outbox_or(mut self, outbox: &Outbox<S>) -> Self {
+        self.outbox.get_or_insert_with(|| outbox.clone());
         self
     }
 
@@ -290,6 +298,9 @@ impl<S: Mailbox + Dedup> InboxBuilder<S> {
     /// [`Kind::Config`] if two handlers share a key, or if a handler's markers
     /// would be forgotten before the transport has stopped redelivering.
     pub fn build(self) -> Result<Inbox<S>> {
+        if self.options.retry.max_attempts == Some(0) {
+            return Err(Error::new(Kind::Config, "max_attempts counts executions and must be at least 1"));
+        }
         let mut keys = BTreeSet::new();
         for handler in &self.handlers {
             let key = handler.key();
@@ -308,9 +319,9 @@ impl<S: Mailbox + Dedup> InboxBuilder<S> {
             }
         }
         let inner = Inner {
+            outbox: self.outbox.unwrap_or_else(|| Outbox::new(self.store.clone())),
             store: self.store,
             channel: self.channel,
-            outbox: self.outbox,
             handlers: self.handlers,
             options: self.options,
             flights: Flights::default(),

@@ -148,7 +148,7 @@ impl<S: Mailbox> Outbox<S> {
         self.put_on(tx.connection(), message).await
     }
 
-    /// Puts many messages with one statement and answers with their ids.
+    /// Puts many messages, with one statement where the database can, and answers with their ids.
     ///
     /// # Errors
     /// As [`put`](Self::put); on [`Kind::Invalid`] none of them was put.
@@ -219,7 +219,9 @@ impl<S: Mailbox> Outbox<S> {
     /// # Errors
     /// [`Kind::Unavailable`] or [`Kind::Busy`]: still unknown, ask again.
     pub async fn holds(&self, envelope: &Envelope) -> Result<bool> {
-        self.store.holds(envelope).await
+        let mut envelope = envelope.clone();
+        self.complete(&mut envelope)?;
+        self.store.holds(&envelope).await
     }
 
     fn envelope<M: Message>(&self, message: &M) -> Result<Envelope> {

@@ -18,8 +18,8 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use oncebox_core::log::{LaneKey, Shard};
-use oncebox_core::plan::{Batch, Slot, decide};
+use oncebox_core::log::{DueRow, LaneKey, Shard};
+use oncebox_core::plan::{Batch, decide};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
 use oncebox_core::{Result, log::Settlement};
@@ -169,15 +169,12 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             return Ok(Progress::default());
         }
         let mut batch = Batch::default();
-        for parked in due {
-            let slot =
-                Slot { position: parked.row.position, shard: parked.row.shard, attempts: parked.attempts };
-            if let Ok(envelope) = parked.row.envelope {
-                batch.push(slot, envelope);
-            }
+        for DueRow { row, attempts } in due {
+            batch.push_row(row, attempts);
         }
         let results = self.publish(&batch.envelopes).await;
-        let decision = decide(&batch, results, &self.options.retry, self.options.on_dead, chance::draw());
+        let mut decision = decide(&batch, results, &self.options.retry, self.options.on_dead, chance::draw());
+        decision.park.append(&mut batch.park);
         let (published, parked) = (decision.settled.len(), decision.park.len());
         let settlement = Settlement {
             sink: self.options.sink.clone(),
@@ -191,6 +188,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         self.store.settle(&settlement, self.clock.now()).await?;
         self.reload_blocked().await?;
         telemetry::published(&self.options.sink, published);
+        telemetry::parked(&self.options.sink, parked);
         let (outage, pending) = (decision.outage, decision.pending);
         Ok(Progress { published, parked, outage, pending, ..Progress::default() })
     }

@@ -18,6 +18,16 @@ pub(crate) enum Sabotage {
     AckBeforeCommit,
 }
 
+impl Sabotage {
+    /// Its name on the command line.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::SettleBeforeConfirm => "settle-before-confirm",
+            Self::AckBeforeCommit => "ack-before-commit",
+        }
+    }
+}
+
 /// A publisher, honest or not.
 pub(super) struct MaybeHasty {
     pub(super) publisher: Arc<SocketPublisher>,

@@ -123,12 +123,8 @@ impl Supervisor<'_> {
         if let Some(Stop { point, visit }) = stop {
             command.args(["--point", &point.name(), "--visit", &visit.to_string()]);
         }
-        match self.sabotage {
-            Some(Sabotage::SettleBeforeConfirm) => {
-                drop(command.args(["--sabotage", "settle-before-confirm"]))
-            }
-            Some(Sabotage::AckBeforeCommit) => drop(command.args(["--sabotage", "ack-before-commit"])),
-            None => {}
+        if let Some(sabotage) = self.sabotage {
+            command.args(["--sabotage", sabotage.name()]);
         }
         let mut child = command.spawn().expect("a child starts");
         let (news, life) = (self.news.clone(), self.lives);

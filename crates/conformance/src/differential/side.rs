@@ -73,7 +73,9 @@ impl<S: Mailbox + Dedup + Retention + Inspect> Side<S> {
             Operation::Discard(id) => tell(self.store.discard(SINK, self.position(id), now).await),
             looking => self.relay(looking, now).await,
         };
-        self.refresh().await;
+        if matches!(operation, Operation::Commit | Operation::Promote(_)) {
+            self.refresh().await;
+        }
         seen
     }
 

@@ -116,20 +116,13 @@ impl<S: Mailbox + Dedup> Unit<S> {
     /// Runs the unit, with its entry counted beforehand if that is wanted.
     async fn counted(&self) -> Outcome {
         let (true, Some(mark)) = (self.inner.options.count_deaths, self.mark()) else {
-            return self.run().await;
+            return self.run(0).await;
         };
         let entries = match self.inner.store.enter(&mark, self.inner.clock.now()).await {
             Ok(entries) => entries,
             Err(error) => return Outcome::of_error(error.kind(), error.chain()),
         };
-        let deaths = entries.saturating_sub(1);
-        let outcome = match self.inner.options.retry.max_attempts {
-            Some(limit) if deaths >= limit => Outcome::Refused {
-                code: "process_death",
-                reason: format!("the process died {deaths} times while this message was handled"),
-            },
-            _ => self.run().await,
-        };
+        let outcome = self.run(entries.saturating_sub(1)).await;
         if !matches!(outcome, Outcome::Done { .. }) {
             // A handler's own transaction has left already.
             self.leave(&mark).await.unwrap_or_else(|error| {
@@ -146,9 +139,9 @@ impl<S: Mailbox + Dedup> Unit<S> {
         store.commit(begun).await
     }
 
-    async fn run(&self) -> Outcome {
+    async fn run(&self, deaths: u32) -> Outcome {
         for rerun in 0..=self.inner.options.reruns {
-            match self.once().await {
+            match self.once(deaths).await {
                 Ok(outcome) | Err(Interrupt::Ended(outcome)) => return outcome,
                 Err(Interrupt::Rerun(reason)) => {
                     tracing::debug!(handler = %self.key(), rerun, reason, "inbox.rerun")
@@ -159,7 +152,7 @@ impl<S: Mailbox + Dedup> Unit<S> {
         Outcome::Busy
     }
 
-    async fn once(&self) -> Result<Outcome, Interrupt> {
+    async fn once(&self, deaths: u32) -> Result<Outcome, Interrupt> {
         let store = &self.inner.store;
         self.inner.probe.reach(CrashPoint::C1).await?;
         let mut begun = store.begin().await?;
@@ -174,7 +167,7 @@ impl<S: Mailbox + Dedup> Unit<S> {
                 return Ok(self.not_first(other?));
             }
         }
-        if let Some(refused) = self.worn_out() {
+        if let Some(refused) = self.worn_out(deaths) {
             store.rollback(begun).await.ok();
             return Ok(refused);
         }
@@ -234,13 +227,22 @@ impl<S: Mailbox + Dedup> Unit<S> {
         }
     }
 
-    /// A delivery beyond the limit was started that often and never answered:
-    /// whatever handles it dies, so it is not handled again. Asked only after
-    /// the marker, for a message that took effect is a duplicate, not a dead letter.
-    fn worn_out(&self) -> Option<Outcome> {
-        let limit = self.inner.options.retry.max_attempts.filter(|limit| self.attempt > *limit)?;
-        let reason = format!("it was delivered {limit} times and the process handling it never answered");
-        Some(Outcome::Refused { code: "attempts_exhausted", reason })
+    /// A message that kills whatever handles it is not handled again. Asked
+    /// only once the marker is ours: a message that took effect is a duplicate,
+    /// and one that is being handled elsewhere has been entered but killed nobody.
+    fn worn_out(&self, deaths: u32) -> Option<Outcome> {
+        let limit = self.inner.options.retry.max_attempts?;
+        let (code, reason) = if deaths >= limit {
+            ("process_death", format!("the process died {deaths} times while this message was handled"))
+        } else if self.attempt > limit {
+            (
+                "attempts_exhausted",
+                format!("it was delivered {limit} times and whoever handled it never answered"),
+            )
+        } else {
+            return None;
+        };
+        Some(Outcome::Refused { code, reason })
     }
 
     async fn handle(&self, tx: &mut S::Tx) -> Result<Option<Vec<u8>>, Interrupt> {

@@ -49,12 +49,12 @@ impl<S: Mailbox> Outbox<S> {
     ///
     /// The work runs in a task of its own: dropping this future (a client that
     /// hangs up) neither stops it half-way nor leaves a connection inside an
-    /// open transaction. If the connection breaks during COMMIT, the put
-    /// messages are looked up until the outcome is known.
+    /// open transaction. If the connection breaks during COMMIT, the last
+    /// message put through [`Unit::put`] is looked up until the outcome is known.
     ///
     /// # Errors
-    /// [`Kind::Rejected`] with the work's own error as source; nothing was
-    /// committed. [`Kind::CommitUnknown`] if the outcome could not be found
+    /// With the work's own error as source, by its kind or [`Kind::Rejected`];
+    /// nothing was committed. [`Kind::CommitUnknown`] if the outcome could not be found
     /// out. Otherwise by kind; nothing was committed.
     pub async fn transact<T, F>(&self, work: F) -> Result<T>
     where
@@ -80,7 +80,9 @@ impl<S: Mailbox> Outbox<S> {
             Err(error) => {
                 let kind = self.store.classify(error.cause()).unwrap_or(Kind::Rejected);
                 self.store.rollback(unit.begun).await.ok();
-                return Err(Error::new(kind, format!("the work failed: {}", error.chain())));
+                return Err(
+                    Error::new(kind, "the work failed; nothing was committed").because(error.into_cause())
+                );
             }
         };
         self.probe.reach(CrashPoint::P3).await?;

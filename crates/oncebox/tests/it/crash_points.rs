@@ -88,6 +88,8 @@ points! {
     handling::c9_of_the_copies_that_wait_for_a_failing_one_a_single_one_runs []
     handling::c10_a_serialization_failure_runs_the_whole_unit_again []
     process::c11_a_message_that_kills_its_process_is_buried_after_the_allowed_starts []
+    process::c11_deaths_are_counted_where_the_transport_does_not_count []
+    handling::c11_a_copy_in_flight_is_no_death []
     handling::c12_a_failure_nobody_recorded_is_counted_by_the_delivery []
     handling::c13_a_swallowed_database_error_does_not_count_as_handled []
 }

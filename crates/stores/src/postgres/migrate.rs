@@ -89,7 +89,7 @@ async fn create_record(store: &PostgresStore, tx: &mut PgConnection) -> Result<(
 }
 
 fn schema_text(store: &PostgresStore) -> String {
-    include_str!("sql/schema_create.sql").replace(DEFAULT_SCHEMA, store.schema_name())
+    include_str!("sql/schema_create.sql").replace(DEFAULT_SCHEMA, &store.quoted_schema())
 }
 
 async fn has_record(store: &PostgresStore, connection: &mut PgConnection) -> Result<bool> {
@@ -181,7 +181,7 @@ pub fn sql(store: &PostgresStore, from: i32) -> String {
         text.push_str(&format!("\n{}\n", store.adapted(migration.text).trim_end()));
         text.push_str(&format!(
             "INSERT INTO {}.migration (version, name, checksum) VALUES ({version}, '{name}', '{checksum}');\n",
-            store.schema_name()
+            store.quoted_schema()
         ));
     }
     text.push_str("\nCOMMIT;\n");

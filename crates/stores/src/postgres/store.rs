@@ -188,7 +188,15 @@ impl PostgresStore {
 
     /// The text with this store's schema in it.
     pub(super) fn adapted(&self, text: &str) -> String {
-        text.replace("oncebox.", &format!("{}.", self.settings.schema))
+        text.replace("oncebox.", &format!("{}.", self.quoted_schema()))
+    }
+
+    /// The schema's name as SQL text: `user` and the like are names only in quotes.
+    pub(super) fn quoted_schema(&self) -> String {
+        match self.schema_name() {
+            DEFAULT_SCHEMA => DEFAULT_SCHEMA.to_owned(),
+            other => format!("\"{other}\""),
+        }
     }
 
     fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {

@@ -112,5 +112,5 @@ mod path {
 
 #[test]
 fn random_operations_are_told_from_the_memory_store_by_nothing() {
-    oncebox_conformance::differential::compare::<PostgresFixture>(40, 60);
+    oncebox_conformance::differential::compare::<PostgresFixture>(20, 120);
 }

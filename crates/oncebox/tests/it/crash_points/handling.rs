@@ -93,6 +93,33 @@ pub(super) async fn c10_a_serialization_failure_runs_the_whole_unit_again<F: Gro
     stage.check().await;
 }
 
+pub(super) async fn c11_a_copy_in_flight_is_no_death<F: Ground>(stage: Arc<Stage<F>>) {
+    let gate = Gate::new();
+    let held = Arc::clone(&gate);
+    let actor = stage.actor(move |_| Act::Hold { gate: Arc::clone(&held), fails: false });
+    let strict = RetryPolicy { max_attempts: Some(1), ..swift() };
+    let counting = |store: F::Store| {
+        let inbox = Inbox::builder(store, DESTINATION).clock(stage.clock.clone()).count_deaths(true);
+        inbox.retry(strict.clone()).handler(actor.clone()).build().unwrap()
+    };
+    let (slow, other) = (counting(stage.store.clone()), counting(stage.fixture.impatient()));
+    let envelope = arrived("one", &order(1));
+    let copy = envelope.clone();
+    let first = tokio::spawn(async move { slow.deliver(copy, 1).await });
+    gate.entered().await;
+
+    let meanwhile = other.deliver(envelope.clone(), 1).await;
+    gate.open();
+    let first = first.await.unwrap();
+    let late = other.deliver(envelope, 1).await;
+
+    assert!(matches!(meanwhile, Verdict::Retry { spent: false, .. }), "busy, not dead: {meanwhile:?}");
+    assert_eq!((first, late), (Verdict::Done, Verdict::Done));
+    assert_eq!(stage.status().await.dead_letters, 0);
+    stage.committed.lock().unwrap().push(entry(HANDLER, "one", &order(1)));
+    stage.check().await;
+}
+
 /// The process dies after the rollback and before anybody wrote the failure
 /// down. This transport counts a delivery that was never answered, so the count
 /// is exact; with one that does not, it is a lower bound, and only C11's

@@ -1,9 +1,9 @@
 //! C11: a message whose handling kills the process, with real processes.
 //!
-//! The parent is the broker: it hands the message to one child after the other
-//! and counts a delivery whenever the child did not live to answer. What is
-//! proved: from that count alone the inbox gives up, before it enters the
-//! handler once more. A broker that does not count deliveries cannot have this.
+//! The parent is the broker: it hands the message to one child after the other.
+//! Either it counts a delivery whenever the child did not live to answer, and
+//! from that count the inbox gives up; or it does not count, and the inbox
+//! counts for itself, before it enters the handler.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
@@ -20,6 +20,7 @@ use super::stage::{Stage, order};
 
 const DATABASE: &str = "ONCEBOX_CHILD_DATABASE";
 const SCHEMA: &str = "ONCEBOX_CHILD_SCHEMA";
+/// The number of the delivery; empty if the broker does not count.
 const ATTEMPT: &str = "ONCEBOX_CHILD_ATTEMPT";
 const CHILD: &str = "crash_points::process::a_child_dies_of_its_message_or_buries_it";
 const LIMIT: u32 = 3;
@@ -31,7 +32,7 @@ const SIGABRT: i32 = 6;
 fn a_child_dies_of_its_message_or_buries_it() {
     let Ok(database) = std::env::var(DATABASE) else { return };
     let schema = Identifier::new(std::env::var(SCHEMA).unwrap()).unwrap();
-    let attempt = std::env::var(ATTEMPT).unwrap().parse().unwrap();
+    let attempt = std::env::var(ATTEMPT).unwrap().parse().ok();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let verdict = runtime.block_on(async {
         if database.starts_with("postgres") {
@@ -44,7 +45,7 @@ fn a_child_dies_of_its_message_or_buries_it() {
     assert_eq!(verdict, Verdict::Done);
 }
 
-async fn deliver<S: Mailbox + Dedup>(store: S, attempt: u32) -> Verdict
+async fn deliver<S: Mailbox + Dedup>(store: S, attempt: Option<u32>) -> Verdict
 where
     S::Tx: 'static,
 {
@@ -53,24 +54,26 @@ where
     }
     let policy = RetryPolicy { max_attempts: Some(LIMIT), ..swift() };
     let inbox = Inbox::builder(store, DESTINATION).retry(policy).on::<Posted, _>(HANDLER, abort::<S::Tx>);
-    inbox.build().unwrap().deliver(arrived("poison", &order(1)), attempt).await
+    let inbox = inbox.count_deaths(attempt.is_none()).build().unwrap();
+    inbox.deliver(arrived("poison", &order(1)), attempt.unwrap_or(1)).await
 }
 
-fn start_child(database: &str, schema: &str, attempt: u32) -> Output {
+fn start_child(database: &str, schema: &str, attempt: Option<u32>) -> Output {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args([CHILD, "--exact", "--test-threads=1"]).env(DATABASE, database).env(SCHEMA, schema);
-    child.env(ATTEMPT, attempt.to_string()).output().unwrap()
+    let attempt = attempt.map(|attempt| attempt.to_string()).unwrap_or_default();
+    child.env(ATTEMPT, attempt).output().unwrap()
 }
 
-pub(super) async fn c11_a_message_that_kills_its_process_is_buried_after_the_allowed_starts<F: Ground>(
-    stage: Arc<Stage<F>>,
-) {
+/// Delivers to one child after the other, until one answers.
+async fn deliver_until_answered<F: Ground>(stage: &Stage<F>, counts: bool) {
     let (database, schema) = stage.fixture.place();
 
     let mut killed = 0;
     let answered = loop {
         let (database, schema) = (database.clone(), schema.clone());
-        let start = tokio::task::spawn_blocking(move || start_child(&database, &schema, killed + 1));
+        let attempt = counts.then_some(killed + 1);
+        let start = tokio::task::spawn_blocking(move || start_child(&database, &schema, attempt));
         let output = start.await.unwrap();
         if output.status.signal() != Some(SIGABRT) {
             break output;
@@ -85,4 +88,14 @@ pub(super) async fn c11_a_message_that_kills_its_process_is_buried_after_the_all
     let status = stage.status().await;
     assert_eq!((status.dead_letters, status.markers), (1, 0));
     assert!(stage.fixture.effects().await.is_empty());
+}
+
+pub(super) async fn c11_a_message_that_kills_its_process_is_buried_after_the_allowed_starts<F: Ground>(
+    stage: Arc<Stage<F>>,
+) {
+    deliver_until_answered(&stage, true).await;
+}
+
+pub(super) async fn c11_deaths_are_counted_where_the_transport_does_not_count<F: Ground>(stage: Arc<Stage<F>>) {
+    deliver_until_answered(&stage, false).await;
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use oncebox::handler::MessageKey;
 use oncebox::log::{ClaimRequest, Cursor, DueRow, LaneKey, Position, Settlement, Shard, Span, Window};
 use oncebox::store::{Burial, Mark, Marked};
-use oncebox::{Dedup, Digest, Envelope, Kind, Mailbox, Once, Result, Store, Timestamp, Transaction};
+use oncebox::{Dedup, Digest, Envelope, Error, Kind, Mailbox, Once, Result, Store, Timestamp, Transaction};
 
 /// What the wrapper does to the store below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,10 @@ pub enum Mode {
     MarkLast,
     /// Ids are trimmed and lower-cased, as a careless collation would compare them.
     FoldIds,
+    /// A commit whose answer was lost is taken for a rollback.
+    GuessCommits,
+    /// Positions that may still be filled are passed for good, as a plain id cursor does.
+    ForgetHoles,
 }
 
 /// A mark that outlives the call it came in.
@@ -98,7 +102,12 @@ impl<S: Dedup> Store for Sabotaged<S> {
                 return self.inner.rollback(begun.0).await;
             }
         }
-        self.inner.commit(begun.0).await
+        let committed = self.inner.commit(begun.0).await;
+        let is_guessed = self.mode == Mode::GuessCommits;
+        committed.map_err(|error| match error.kind() {
+            Kind::CommitUnknown if is_guessed => Error::new(Kind::Rejected, "surely rolled back").because(error),
+            _ => error,
+        })
     }
 
     async fn rollback(&self, begun: Opened<S>) -> Result<()> {
@@ -117,7 +126,7 @@ impl<S: Dedup> Store for Sabotaged<S> {
 impl<S: Dedup> Dedup for Sabotaged<S> {
     async fn mark(&self, tx: &mut S::Tx, mark: &Mark<'_>, now: Option<Timestamp>) -> Result<Marked> {
         match self.mode {
-            Mode::Honest => self.inner.mark(tx, mark, now).await,
+            Mode::Honest | Mode::GuessCommits | Mode::ForgetHoles => self.inner.mark(tx, mark, now).await,
             Mode::MarkLast => {
                 let kept = Kept {
                     tenant: mark.tenant.into(),
@@ -181,7 +190,8 @@ impl<S: Mailbox + Dedup> Mailbox for Sabotaged<S> {
     }
 
     async fn read(&self, window: Window<'_>) -> Result<Span> {
-        self.inner.read(window).await
+        let span = self.inner.read(window).await?;
+        Ok(if self.mode == Mode::ForgetHoles { Span { holes: Vec::new(), ..span } } else { span })
     }
 
     async fn settle(&self, settlement: &Settlement, now: Option<Timestamp>) -> Result<()> {

@@ -1,0 +1,8 @@
+//! What comes in wrong: a clear error, nothing lost, nothing wedged. Every
+//! case ends by showing that the same objects work once the fault is gone.
+
+mod ground;
+mod messages;
+mod place;
+mod rows;
+mod schema;
