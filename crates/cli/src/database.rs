@@ -59,9 +59,9 @@ impl DatabaseArgs {
             Place::Postgres(url) => {
                 Database::Postgres(PostgresStore::new(PgPool::connect_lazy(&url)?).schema(schema))
             }
-            Place::Sqlite(_) => {
-                Database::Sqlite(SqliteStore::new(SqlitePool::connect_lazy("sqlite::memory:")?).prefix(schema))
-            }
+            Place::Sqlite(_) => Database::Sqlite(
+                SqliteStore::new(SqlitePool::connect_lazy("sqlite::memory:")?).prefix(schema),
+            ),
         })
     }
 

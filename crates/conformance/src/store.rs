@@ -53,6 +53,7 @@ macro_rules! store_suite_log {
                 a_message_enters_the_log_at_the_time_of_its_promotion
                 promotion_goes_by_due_time_and_stops_at_its_limit
                 a_message_is_scheduled_once_and_promoted_once
+                an_id_that_waits_in_the_schedule_is_taken
                 a_rolled_back_schedule_leaves_nothing
                 every_field_survives_the_schedule
                 concurrent_promotions_move_each_message_once

@@ -54,7 +54,8 @@ pub struct Window<'a> {
     pub after: Position,
     /// Also look these up.
     pub holes: &'a [Position],
-    /// At most this many rows above `after`.
+    /// At most this many rows above `after`. A store may count the rows found
+    /// among the holes too, and then leave those above for the next read.
     pub limit: usize,
 }
 

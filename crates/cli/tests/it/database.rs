@@ -34,8 +34,11 @@ fn fresh_folder() -> PathBuf {
 impl Database {
     /// A file that does not exist yet, under the default prefix.
     pub(crate) fn sqlite(case: &str) -> Option<Self> {
-        has("sqlite3", case)
-            .then(|| Self { place: Place::Sqlite, name: "oncebox".into(), folder: fresh_folder() })
+        has("sqlite3", case).then(|| Self {
+            place: Place::Sqlite,
+            name: "oncebox".into(),
+            folder: fresh_folder(),
+        })
     }
 
     /// A schema that does not exist yet.
@@ -46,8 +49,11 @@ impl Database {
             println!("SKIP {case}: {variable} is not set");
             return None;
         };
-        has("psql", case)
-            .then(|| Self { place: Place::Postgres(url), name: fresh_name(), folder: fresh_folder() })
+        has("psql", case).then(|| Self {
+            place: Place::Postgres(url),
+            name: fresh_name(),
+            folder: fresh_folder(),
+        })
     }
 
     /// Both, as far as they are there.
@@ -123,7 +129,10 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         if !self.is_sqlite() {
-            self.sql(&format!("SET client_min_messages = error; DROP SCHEMA IF EXISTS {} CASCADE;", self.name));
+            self.sql(&format!(
+                "SET client_min_messages = error; DROP SCHEMA IF EXISTS {} CASCADE;",
+                self.name
+            ));
         }
         std::fs::remove_dir_all(&self.folder).ok();
     }

@@ -49,7 +49,8 @@ fn a_kept_run_with_the_same_seed_has_the_same_faults_and_files_to_query() {
     for name in ["kills", "duplicates", "outages"] {
         assert_eq!(first["faults"][name], again.json()["faults"][name], "{name}");
     }
-    let kept = again.stderr.lines().find_map(|line| line.strip_prefix("kept: ")).expect("says where they are");
+    let kept =
+        again.stderr.lines().find_map(|line| line.strip_prefix("kept: ")).expect("says where they are");
     let kept = PathBuf::from(kept);
     let query = "SELECT count(*), count(DISTINCT order_id) FROM ledger;";
     let file = kept.join("oncebox.db");

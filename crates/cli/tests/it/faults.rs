@@ -33,7 +33,9 @@ fn every_verb_explains_itself() {
 
 #[test]
 fn a_command_line_that_is_not_understood_is_exit_2() {
-    for args in [vec!["nonsense"], vec!["relay"], vec!["status", "--max-lag", "soon"], vec!["-o", "xml", "status"]] {
+    for args in
+        [vec!["nonsense"], vec!["relay"], vec!["status", "--max-lag", "soon"], vec!["-o", "xml", "status"]]
+    {
         oncebox(args).exits(2);
     }
     let run = oncebox(["status"]).exits(2);
@@ -47,7 +49,10 @@ fn an_unknown_kind_of_database_is_exit_2_and_not_quoted() {
             let run = oncebox(verb.iter().chain(&["--db", url, "-o", "json"])).exits(2);
             let error = run.json_error();
             assert_eq!(error["code"], "OBX2001");
-            assert!(error["message"].as_str().unwrap().contains("does not know databases of the kind"), "{error}");
+            assert!(
+                error["message"].as_str().unwrap().contains("does not know databases of the kind"),
+                "{error}"
+            );
             assert!(!format!("{run:?}").contains("hunter2"), "{run:?}");
         }
     }
@@ -97,7 +102,10 @@ fn missing_tables_are_exit_6_and_name_the_command() {
             let error = run.json_error();
             assert_eq!(error["code"], "OBX6001");
             let message = error["message"].as_str().unwrap();
-            assert!(message.contains("tables are missing") && message.contains("oncebox migrate up --db"), "{message}");
+            assert!(
+                message.contains("tables are missing") && message.contains("oncebox migrate up --db"),
+                "{message}"
+            );
         }
         database.run(&["migrate", "up"]).exits(0);
         database.run(&["status"]).exits(0);
@@ -140,8 +148,14 @@ fn a_read_only_database_is_exit_5() {
 
 #[test]
 fn a_file_that_is_no_database_is_refused_and_left_alone() {
-    let Some(database) = Database::sqlite("a_file_that_is_no_database_is_refused_and_left_alone") else { return };
-    std::fs::write(database.file(), "this is a letter, not a database, and long enough to look like one\n".repeat(99)).unwrap();
+    let Some(database) = Database::sqlite("a_file_that_is_no_database_is_refused_and_left_alone") else {
+        return;
+    };
+    std::fs::write(
+        database.file(),
+        "this is a letter, not a database, and long enough to look like one\n".repeat(99),
+    )
+    .unwrap();
     let before = std::fs::read(database.file()).unwrap();
 
     for verb in VERBS {
@@ -157,9 +171,12 @@ fn a_file_that_is_no_database_is_refused_and_left_alone() {
 fn names_that_try_to_inject_are_refused() {
     for database in Database::both("names_that_try_to_inject_are_refused") {
         let url = database.url();
-        for name in ["x; DROP TABLE orders", "x\"", "x'--", "Oncebox", "1x", "", "a.b", "pg x", "ü", &"x".repeat(64)] {
+        for name in
+            ["x; DROP TABLE orders", "x\"", "x'--", "Oncebox", "1x", "", "a.b", "pg x", "ü", &"x".repeat(64)]
+        {
             for verb in [VERBS[0], VERBS[3], &["migrate", "sql"]] {
-                let run = oncebox(verb.iter().chain(&["--db", &url, "--schema", name, "-o", "json"])).exits(5);
+                let run =
+                    oncebox(verb.iter().chain(&["--db", &url, "--schema", name, "-o", "json"])).exits(5);
                 let message = run.json_error()["message"].as_str().unwrap().to_owned();
                 assert!(message.contains("is not a name oncebox accepts"), "{message}");
             }

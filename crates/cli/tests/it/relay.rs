@@ -46,7 +46,9 @@ fn a_payload_that_is_not_json_travels_as_base64() {
     for database in Database::both("a_payload_that_is_not_json_travels_as_base64") {
         let database = database.migrated();
         let bytes = if database.is_sqlite() { "x'00ff'" } else { "'\\x00ff'" };
-        database.sql(&format!("INSERT INTO {{t}}outbox (type, destination, payload) VALUES ('t', 'd', {bytes});"));
+        database.sql(&format!(
+            "INSERT INTO {{t}}outbox (type, destination, payload) VALUES ('t', 'd', {bytes});"
+        ));
 
         let lines = once(&database).exits(0).json_lines();
 
@@ -74,13 +76,13 @@ fn what_nobody_read_before_the_pipe_closed_comes_out_in_the_next_run() {
     for database in Database::both("what_nobody_read_before_the_pipe_closed_comes_out_in_the_next_run") {
         let database = database.migrated();
         let pad = "x".repeat(4000);
-        let rows: Vec<_> = (0..200).map(|n| format!("('t', 'd', '{{\"n\": {n}, \"pad\": \"{pad}\"}}')")).collect();
-        database.sql(&format!("INSERT INTO {{t}}outbox (type, destination, payload) VALUES {};", rows.join(",")));
+        let rows: Vec<_> =
+            (0..200).map(|n| format!("('t', 'd', '{{\"n\": {n}, \"pad\": \"{pad}\"}}')")).collect();
+        database
+            .sql(&format!("INSERT INTO {{t}}outbox (type, destination, payload) VALUES {};", rows.join(",")));
         let errors = database.folder().join("errors");
-        let script = format!(
-            "\"$@\" 2>{} | head -n 5; echo \"exit ${{PIPESTATUS[0]}}\"",
-            errors.to_str().unwrap()
-        );
+        let script =
+            format!("\"$@\" 2>{} | head -n 5; echo \"exit ${{PIPESTATUS[0]}}\"", errors.to_str().unwrap());
         let program = env!("CARGO_BIN_EXE_oncebox");
         let args = database.args(&["relay", "--to", "stdout", "--once", "--batch", "100"]);
         let mut shell = vec!["-c", &script, "bash", program];
@@ -88,7 +90,8 @@ fn what_nobody_read_before_the_pipe_closed_comes_out_in_the_next_run() {
 
         let first = other("bash", &shell, "");
 
-        let read: Vec<Value> = first.lines().take(5).map(|line| serde_json::from_str(line).unwrap()).collect();
+        let read: Vec<Value> =
+            first.lines().take(5).map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(read.len(), 5);
         assert!(first.ends_with("exit 1\n"), "{first:.100}");
         let errors = std::fs::read_to_string(errors).unwrap();
@@ -109,8 +112,10 @@ struct Daemon {
 
 impl Daemon {
     fn start(database: &Database, more: &[&str]) -> Self {
-        let verb: Vec<&str> = ["relay", "--to", "stdout", "--poll", "20"].iter().chain(more).copied().collect();
-        let mut child = command(database.args(&verb)).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let verb: Vec<&str> =
+            ["relay", "--to", "stdout", "--poll", "20"].iter().chain(more).copied().collect();
+        let mut child =
+            command(database.args(&verb)).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, lines }
     }

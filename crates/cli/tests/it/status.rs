@@ -17,8 +17,16 @@ fn a_quiet_database_is_healthy_in_both_forms() {
         assert!(text.stdout.contains("3 logged") && text.stdout.contains("sink     stdout"), "{text:?}");
         let keys: BTreeSet<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
         let expected = [
-            "count_cap", "dead_letters", "healthy", "logged", "markers", "parked", "scheduled", "sinks",
-            "troubles", "v",
+            "count_cap",
+            "dead_letters",
+            "healthy",
+            "logged",
+            "markers",
+            "parked",
+            "scheduled",
+            "sinks",
+            "troubles",
+            "v",
         ];
         assert_eq!(keys, expected.into());
         assert_eq!((&json["healthy"], &json["logged"]), (&true.into(), &3.into()));

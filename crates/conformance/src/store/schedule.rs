@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oncebox_core::{Envelope, Mailbox, Once, Store};
 
 use crate::fixture::StoreFixture;
-use crate::sample::{at, due, full};
+use crate::sample::{at, due, full, plain};
 use crate::steps::{log, logged, put, put_at};
 
 pub async fn a_scheduled_message_is_not_in_the_log_before_it_is_due<F: StoreFixture>(fixture: Arc<F>) {
@@ -57,6 +57,18 @@ pub async fn a_message_is_scheduled_once_and_promoted_once<F: StoreFixture>(fixt
     assert_eq!(again, [Once::Duplicate]);
     assert_eq!(promoted, [1, 0]);
     assert_eq!(logged(&store).await, ["a"]);
+}
+
+pub async fn an_id_that_waits_in_the_schedule_is_taken<F: StoreFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    put(&store, &[due("a", 10)]).await;
+
+    let one = put(&store, &[plain("a")]).await;
+    let many = put(&store, &[plain("a"), plain("b")]).await;
+
+    assert_eq!(one, [Once::Duplicate]);
+    assert_eq!(many, [Once::Duplicate, Once::First]);
+    assert_eq!(logged(&store).await, ["b"]);
 }
 
 pub async fn a_rolled_back_schedule_leaves_nothing<F: StoreFixture>(fixture: Arc<F>) {

@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use oncebox_core::Result;
-use oncebox_core::log::{ClaimRequest, Shard};
+use oncebox_core::log::{ClaimRequest, SHARDS, Shard};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
 use tokio::time::Instant;
 
 use super::Relay;
 use super::lane::Lane;
+
+/// How often a relay without all shards looks for free ones.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A claim and when it was asked for. The age is measured from before the
 /// request, on this machine's monotonic clock: the database's lease is always
@@ -26,9 +29,13 @@ impl Lease {
 }
 
 impl<S: Mailbox, P: Publisher> Relay<S, P> {
-    /// Claims or renews when a third of the lease is over.
+    /// Claims or renews when a third of the lease is over; sooner while some
+    /// shards belong to others, who may have given them back.
     pub(super) async fn ensure_lease(&mut self) -> Result<()> {
-        let fresh = self.lease.is_some_and(|lease| lease.age() < self.options.lease / 3);
+        let held: usize = self.lanes.iter().map(|lane| lane.fences.len()).sum();
+        let third = self.options.lease / 3;
+        let renewal = if held == usize::from(SHARDS.unsigned_abs()) { third } else { third.min(LOOK_AGAIN) };
+        let fresh = self.lease.is_some_and(|lease| lease.age() < renewal);
         if fresh && self.has_time() {
             return Ok(());
         }

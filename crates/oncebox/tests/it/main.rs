@@ -8,9 +8,11 @@
     reason = "clippy takes only #[test] functions for tests, not what they call"
 )]
 
+mod bad_input;
 mod compile_fail;
 mod conformance;
 mod crash_points;
 mod docs;
+mod experiments;
 mod macros;
 mod tidy;

@@ -38,16 +38,16 @@ impl Mailbox for PostgresStore {
     }
 
     async fn holds(&self, envelope: &Envelope) -> Result<bool> {
-        // Only a conflicting insert waits for a transaction that has not decided yet.
+        // Only a conflicting insert waits for a transaction that has not decided yet. One
+        // transaction each: either insert takes the other's row for a duplicate.
         let mut tx = self.begin().await?;
-        let mut once = Once::First;
-        if envelope.due.is_some() {
-            once = schedule_one(self, &mut tx, envelope).await?;
-        }
-        if once == Once::First {
-            once = log_one(self, &mut tx, envelope, None).await?;
-        }
+        let mut once = log_one(self, &mut tx, envelope, None).await?;
         self.rollback(tx).await?;
+        if once == Once::First && envelope.due.is_some() {
+            let mut tx = self.begin().await?;
+            once = schedule_one(self, &mut tx, envelope).await?;
+            self.rollback(tx).await?;
+        }
         Ok(once == Once::Duplicate)
     }
 

@@ -76,8 +76,8 @@ fn parked_row(row: &SqliteRow) -> sqlx::Result<ParkedRow> {
     Ok(ParkedRow {
         sink: row.try_get(0)?,
         position: row.try_get(1)?,
-        id: row.try_get(2)?,
-        kind: row.try_get(3)?,
+        id: String::from_utf8_lossy(row.try_get(2)?).into_owned(),
+        kind: String::from_utf8_lossy(row.try_get(3)?).into_owned(),
         state: row.try_get(4)?,
         attempts: row.try_get(5)?,
         reason: row.try_get(6)?,

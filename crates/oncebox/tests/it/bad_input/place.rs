@@ -15,7 +15,8 @@ use super::ground::{self, Caught, Folder, Reader, assert_works, drain, drop_sche
 async fn a_wrong_sqlite_place_is_told_without_quoting_a_foreign_url() {
     let folder = Folder::fresh();
     let letter = folder.file("letter.db");
-    std::fs::write(&letter, "no database at all, but long enough to be looked at twice\n".repeat(99)).unwrap();
+    std::fs::write(&letter, "no database at all, but long enough to be looked at twice\n".repeat(99))
+        .unwrap();
     let missing = folder.file("missing.db");
     let nowhere = folder.file("no/such/folder/app.db");
     let cases = [
@@ -46,13 +47,17 @@ async fn a_wrong_postgres_place_is_told_without_the_password() {
     for error in [&dead, &malformed] {
         assert!(!format!("{} {error:?}", error.chain()).contains("hunter2"), "{error:?}");
     }
-    let Some(url) = service_url("ONCEBOX_TEST_POSTGRES_URL", "a_wrong_postgres_place_is_told") else { return };
+    let Some(url) = service_url("ONCEBOX_TEST_POSTGRES_URL", "a_wrong_postgres_place_is_told") else {
+        return;
+    };
     let password = url.split_once("://").unwrap().1.split_once('@').unwrap().0.split_once(':').unwrap().1;
     let wrong = PostgresStore::connect(&url.replace(password, "hunter2hunter2")).await.unwrap_err();
     let elsewhere = format!("{}/nosuchdatabase", url.rsplit_once('/').unwrap().0);
     let elsewhere = PostgresStore::connect(&elsewhere).await.unwrap_err();
 
-    for (error, text) in [(wrong, "password authentication failed"), (elsewhere, "\"nosuchdatabase\" does not exist")] {
+    for (error, text) in
+        [(wrong, "password authentication failed"), (elsewhere, "\"nosuchdatabase\" does not exist")]
+    {
         assert_eq!(error.kind(), Kind::Config, "{}", error.chain());
         assert!(error.chain().contains(text), "{}", error.chain());
         let all = format!("{} {error:?}", error.chain());
@@ -83,7 +88,9 @@ async fn a_read_only_sqlite_database_refuses_clearly_and_works_when_it_is_not() 
 
 #[tokio::test]
 async fn a_read_only_postgres_database_refuses_clearly_and_works_when_it_is_not() {
-    let Some((made, schema)) = ground::postgres("a_read_only_postgres_database_refuses").await else { return };
+    let Some((made, schema)) = ground::postgres("a_read_only_postgres_database_refuses").await else {
+        return;
+    };
     postgres::migrate::up(&made).await.unwrap();
     let waiting = put(&made, "waiting").await.unwrap();
     let options = (*made.pool().connect_options()).clone();

@@ -1,11 +1,18 @@
 //! Rows made by hand that cannot be read, or that the database itself refuses.
 
+use std::time::Duration;
+
 use oncebox::inspect::Inspect;
+use oncebox::log::ClaimRequest;
 use oncebox::{Mailbox, Relay};
 use oncebox_stores::{postgres, sqlite};
 use sqlx::AssertSqlSafe;
 
 use super::ground::{self, Caught, assert_works, drain, drop_schema, put, run};
+
+fn claim(sink: &str) -> ClaimRequest {
+    ClaimRequest { sink: sink.into(), holder: "looker".into(), lease: Duration::from_secs(30) }
+}
 
 /// Relays past `unreadable` rows, which end up dead, whatever is done to them
 /// short of discarding them.
@@ -13,6 +20,9 @@ async fn passes_by<S: Mailbox + oncebox::Dedup + Inspect>(store: &S, unreadable:
     let caught = Caught::default();
     let mut relay = Relay::builder(store.clone(), caught.clone()).sink("main").build().unwrap();
     let last = put(store, "behind them").await.unwrap();
+    store.claim(&claim("main"), None).await.unwrap();
+    assert!(store.status().await.unwrap().sinks[0].pending > unreadable, "they can be counted");
+    store.release("main", "looker").await.unwrap();
 
     drain(&mut relay).await;
 
@@ -30,7 +40,11 @@ async fn passes_by<S: Mailbox + oncebox::Dedup + Inspect>(store: &S, unreadable:
     drain(&mut relay).await;
     let status = store.status().await.unwrap();
     let sink = status.sinks.iter().find(|sink| sink.sink == "main").unwrap();
-    assert_eq!((sink.dead, sink.waiting, sink.pending), (unreadable, 0, 0), "requeued as they are, they die again");
+    assert_eq!(
+        (sink.dead, sink.waiting, sink.pending),
+        (unreadable, 0, 0),
+        "requeued as they are, they die again"
+    );
     for row in &parked {
         assert!(store.discard("main", row.position, None).await.unwrap());
     }
@@ -46,7 +60,8 @@ async fn sqlite_rows_with_invalid_utf8_are_dead_with_a_reason_and_stop_nobody() 
     let (store, _folder) = ground::sqlite().await;
     sqlite::migrate::up(&store).await.unwrap();
     put(&store, "before them").await.unwrap();
-    for column in ["id", "source", "type", "tenant", "destination", "ordering_key", "subject", "content_type"] {
+    for column in ["id", "source", "type", "tenant", "destination", "ordering_key", "subject", "content_type"]
+    {
         let mut values = vec![("type", "'t'"), ("destination", "'d'"), ("payload", "'1'")];
         values.retain(|(name, _)| *name != column);
         values.push((column, "CAST(x'61ff62' AS TEXT)"));
@@ -62,7 +77,9 @@ async fn sqlite_rows_with_invalid_utf8_are_dead_with_a_reason_and_stop_nobody() 
 async fn sqlite_rows_of_other_types_are_dead_with_a_reason_and_stop_nobody() {
     let (store, _folder) = ground::sqlite().await;
     sqlite::migrate::up(&store).await.unwrap();
-    for (column, value) in [("schema_version", "-7"), ("schema_version", "'seven'"), ("created_at", "'today'")] {
+    for (column, value) in
+        [("schema_version", "-7"), ("schema_version", "'seven'"), ("created_at", "'today'")]
+    {
         let sql = format!(
             "INSERT INTO oncebox_outbox (type, destination, payload, {column}) VALUES ('t', 'd', '1', {value})"
         );
@@ -111,14 +128,16 @@ async fn both_databases_refuse_rows_that_break_a_limit() {
         assert!(done.is_err(), "SQLite took {column} = {value:.20}");
     }
     assert_works(&lite).await;
-    let Some((store, schema)) = ground::postgres("both_databases_refuse_rows_that_break_a_limit").await else {
+    let Some((store, schema)) = ground::postgres("both_databases_refuse_rows_that_break_a_limit").await
+    else {
         return;
     };
     postgres::migrate::up(&store).await.unwrap();
     let only_here = [("id", r"E'a\xff'"), ("headers", r#"'{"a": "\u0000"}'"#)];
     let cases = cases.iter().map(|(column, value)| (*column, value.as_str())).chain(only_here);
     for (column, value) in cases {
-        let done = sqlx::raw_sql(insert(&format!("{schema}.outbox"), column, value)).execute(store.pool()).await;
+        let done =
+            sqlx::raw_sql(insert(&format!("{schema}.outbox"), column, value)).execute(store.pool()).await;
         assert!(done.is_err(), "PostgreSQL took {column} = {value:.20}");
     }
     assert_works(&store).await;

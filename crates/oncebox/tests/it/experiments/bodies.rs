@@ -12,7 +12,7 @@ use oncebox_conformance::Entry;
 use oncebox_conformance::sample::{Posted, SOURCE};
 
 /// The handler of the experiments.
-pub const HANDLER: &str = "book";
+pub(super) const HANDLER: &str = "book";
 /// Deliveries of one copy after which something is stuck.
 const DELIVERIES: u32 = 20_000;
 
@@ -26,16 +26,16 @@ struct Seen {
 
 /// Counts runs, and bodies of one message that run at the same time (I6).
 #[derive(Clone, Default)]
-pub struct Bodies(Arc<Mutex<Seen>>);
+pub(super) struct Bodies(Arc<Mutex<Seen>>);
 
 /// Held while a body runs.
-pub struct Body {
+pub(super) struct Body {
     bodies: Bodies,
     id: String,
 }
 
 impl Bodies {
-    pub fn enter(&self, id: &str, attempt: u32) -> Body {
+    pub(super) fn enter(&self, id: &str, attempt: u32) -> Body {
         let mut seen = self.0.lock().unwrap();
         *seen.runs.entry(id.into()).or_default() += 1;
         let live = seen.live.entry(id.into()).or_default();
@@ -46,19 +46,19 @@ impl Bodies {
         Body { bodies: self.clone(), id: id.into() }
     }
 
-    pub fn runs_of(&self, id: &str) -> usize {
+    pub(super) fn runs_of(&self, id: &str) -> usize {
         self.0.lock().unwrap().runs.get(id).copied().unwrap_or(0)
     }
 
-    pub fn total(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.0.lock().unwrap().runs.values().sum()
     }
 
-    pub fn overlaps(&self) -> usize {
+    pub(super) fn overlaps(&self) -> usize {
         self.0.lock().unwrap().overlaps
     }
 
-    pub fn highest_attempt(&self) -> u32 {
+    pub(super) fn highest_attempt(&self) -> u32 {
         self.0.lock().unwrap().highest_attempt
     }
 }
@@ -72,18 +72,18 @@ impl Drop for Body {
 }
 
 /// Never gives a message up, and comes back within milliseconds.
-pub fn tireless() -> RetryPolicy {
+pub(super) fn tireless() -> RetryPolicy {
     let backoff = Backoff { base: Duration::from_millis(1), cap: Duration::from_millis(5) };
     RetryPolicy { max_attempts: None, backoff, busy_delay: Duration::from_millis(10) }
 }
 
 /// A message as it arrives.
-pub fn arriving(id: &str, message: &Posted) -> Envelope {
+pub(super) fn arriving(id: &str, message: &Posted) -> Envelope {
     Envelope { source: SOURCE.into(), ..Envelope::of(id, message).unwrap() }
 }
 
 /// The effect a message must have.
-pub fn effect(id: &str, message: &Posted) -> Entry {
+pub(super) fn effect(id: &str, message: &Posted) -> Entry {
     Entry {
         handler: HANDLER.into(),
         id: id.into(),
@@ -95,7 +95,7 @@ pub fn effect(id: &str, message: &Posted) -> Entry {
 
 /// Delivers one copy as a transport would, until it is answered as done;
 /// tells the attempt it was done with.
-pub async fn deliver_until_done<S: Mailbox + Dedup>(inbox: &Inbox<S>, envelope: &Envelope) -> u32 {
+pub(super) async fn deliver_until_done<S: Mailbox + Dedup>(inbox: &Inbox<S>, envelope: &Envelope) -> u32 {
     let mut attempt = 1;
     for _ in 0..DELIVERIES {
         match inbox.deliver(envelope.clone(), attempt).await {

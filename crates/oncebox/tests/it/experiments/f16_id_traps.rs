@@ -30,11 +30,57 @@ fn plain(id: &str) -> Identity {
 fn traps() -> Vec<Identity> {
     let long = |last: &str| "x".repeat(255 - last.len()) + last;
     let mut traps: Vec<Identity> = [
-        "order-1", "Order-1", "ORDER-1", "order-1 ", "order-1  ", " order-1", "order-1\t", "order-1\n",
-        "order-01", "1", "01", "1.0", "1e0", "0x1", "true", "null", "NULL", "-", "%", "_", "a%", "a_", "ab",
-        "'", "''", "a'; DROP TABLE ledger; --", "\\", "\\\\", "\"", "caf\u{e9}", "cafe\u{301}", "CAFÉ", "cafe",
-        "stra\u{df}e", "strasse", "STRASSE", "\u{fb01}n", "fin", "I", "i", "\u{131}", "\u{130}", "\u{200d}",
-        "\u{200b}", "\u{feff}", "a\u{200b}", "a", "\u{1F680}", "\u{1F681}", "\u{7f}", "\u{1}",
+        "order-1",
+        "Order-1",
+        "ORDER-1",
+        "order-1 ",
+        "order-1  ",
+        " order-1",
+        "order-1\t",
+        "order-1\n",
+        "order-01",
+        "1",
+        "01",
+        "1.0",
+        "1e0",
+        "0x1",
+        "true",
+        "null",
+        "NULL",
+        "-",
+        "%",
+        "_",
+        "a%",
+        "a_",
+        "ab",
+        "'",
+        "''",
+        "a'; DROP TABLE ledger; --",
+        "\\",
+        "\\\\",
+        "\"",
+        "caf\u{e9}",
+        "cafe\u{301}",
+        "CAFÉ",
+        "cafe",
+        "stra\u{df}e",
+        "strasse",
+        "STRASSE",
+        "\u{fb01}n",
+        "fin",
+        "I",
+        "i",
+        "\u{131}",
+        "\u{130}",
+        "\u{200d}",
+        "\u{200b}",
+        "\u{feff}",
+        "a\u{200b}",
+        "a",
+        "\u{1F680}",
+        "\u{1F681}",
+        "\u{7f}",
+        "\u{1}",
     ]
     .map(plain)
     .into();
@@ -153,7 +199,10 @@ async fn transcript<F: StoreFixture>(fixture: &Arc<F>, mode: Mode) -> Transcript
             transcript.expect(identity, name(outcome), expected);
         }
     }
-    let other_body = Envelope { payload: Vec::from(br#"{"account":null,"sequence":2,"amount":2}"#), ..envelope(&plain("order-1")) };
+    let other_body = Envelope {
+        payload: Vec::from(br#"{"account":null,"sequence":2,"amount":2}"#),
+        ..envelope(&plain("order-1"))
+    };
     let outcome = inbox.receive(other_body, 1).await.single().unwrap();
     transcript.expect(&plain("order-1"), name(outcome), "refused: id_conflict");
     let effects = fixture.effects().await;
@@ -182,7 +231,8 @@ fn holds<F: StoreFixture>() {
         here.check().unwrap();
         assert_eq!(here.lines, there.lines, "every store gives the same verdicts");
         let refusals = here.lines.join("\n");
-        for text in ["has 256 bytes, the limit is 255", "has 3000 bytes", "contains a NUL", "the id is empty"] {
+        for text in ["has 256 bytes, the limit is 255", "has 3000 bytes", "contains a NUL", "the id is empty"]
+        {
             assert!(refusals.contains(text), "{text} is missing in\n{refusals}");
         }
     });

@@ -17,7 +17,7 @@ use oncebox::{Dedup, Digest, Envelope, Error, Kind, Mailbox, Once, Result, Store
 
 /// What the wrapper does to the store below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub(super) enum Mode {
     /// Nothing.
     Honest,
     /// Every body runs first; its marker is written at the commit.
@@ -44,20 +44,20 @@ struct Kept {
 /// The wrapper. One unit of an inbox runs in one task from mark to commit, so
 /// that the task tells which mark belongs to which commit.
 #[derive(Clone)]
-pub struct Sabotaged<S> {
+pub(super) struct Sabotaged<S> {
     inner: S,
     mode: Mode,
     kept: Arc<Mutex<HashMap<tokio::task::Id, Kept>>>,
 }
 
 impl<S> Sabotaged<S> {
-    pub fn new(inner: S, mode: Mode) -> Self {
+    pub(super) fn new(inner: S, mode: Mode) -> Self {
         Self { inner, mode, kept: Arc::default() }
     }
 }
 
 /// The open transaction of the store below.
-pub struct Opened<S: Store>(S::Begun);
+pub(super) struct Opened<S: Store>(S::Begun);
 
 impl<S: Store> Deref for Opened<S> {
     type Target = S::Tx;
@@ -105,7 +105,9 @@ impl<S: Dedup> Store for Sabotaged<S> {
         let committed = self.inner.commit(begun.0).await;
         let is_guessed = self.mode == Mode::GuessCommits;
         committed.map_err(|error| match error.kind() {
-            Kind::CommitUnknown if is_guessed => Error::new(Kind::Rejected, "surely rolled back").because(error),
+            Kind::CommitUnknown if is_guessed => {
+                Error::new(Kind::Rejected, "surely rolled back").because(error)
+            }
             _ => error,
         })
     }

@@ -17,6 +17,8 @@ FROM unnest(
     content_type, data_schema, correlation_id, causation_id, idempotency_key, traceparent, tracestate,
     baggage, headers, payload, n
 )
+WHERE NOT EXISTS (
+    SELECT 1 FROM oncebox.scheduled AS s WHERE s.tenant = m.tenant AND s.source = m.source AND s.id = m.id)
 ORDER BY m.n
 ON CONFLICT DO NOTHING
 RETURNING tenant, source, id

@@ -1,0 +1,17 @@
+//! The named experiments, in a size that fits into CI. Each has a sabotaged
+//! form that the same check must notice.
+
+mod bodies;
+mod booking;
+mod sabotaged;
+
+mod f06_commit_cut;
+mod f07_confirm_cut;
+mod f08_duplicate_storm;
+mod f09_abort_storm;
+mod f10_frozen_holder;
+mod f13_late_commit;
+mod f15_retryable_sql;
+mod f16_id_traps;
+mod f27_drain;
+mod f28_retention_edge;
