@@ -19,6 +19,8 @@ pub(crate) enum Output {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
     AtLeast(f64),
+    #[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "only peers must be beaten"))]
+    Above(f64),
     Below(f64),
 }
 
@@ -26,6 +28,7 @@ impl Target {
     fn is_met(self, ratio: f64) -> bool {
         match self {
             Self::AtLeast(bound) => ratio >= bound,
+            Self::Above(bound) => ratio > bound,
             Self::Below(bound) => ratio < bound,
         }
     }
@@ -33,6 +36,7 @@ impl Target {
     fn text(self) -> String {
         match self {
             Self::AtLeast(bound) => format!(">={bound}"),
+            Self::Above(bound) => format!(">{bound}"),
             Self::Below(bound) => format!("<{bound}"),
         }
     }

@@ -38,7 +38,7 @@ pub(crate) use worker::{WorkerArgs, work};
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     /// Orders to place in each lane
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(40..=1_000_000))]
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(60..=1_000_000))]
     orders: u32,
     /// Repeats a run: the same victims, duplicates and outages
     #[arg(long)]

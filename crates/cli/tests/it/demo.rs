@@ -75,7 +75,7 @@ fn a_run_without_markers_is_disproved() {
 fn a_demo_too_small_for_its_faults_is_refused() {
     let run = oncebox(["demo", "--orders", "5"]).exits(2);
 
-    assert!(run.stderr.contains("40"), "{}", run.stderr);
+    assert!(run.stderr.contains("60"), "{}", run.stderr);
 }
 
 /// What is wrong with a text as XML, as far as tags, quotes and entities go.

@@ -1,15 +1,23 @@
 //! Shards that stand at the same position and are therefore read together.
 
+use std::time::Duration;
+
 use oncebox_core::Result;
 use oncebox_core::log::{Cursor, Position, Settlement, Shard, Span, Window};
 use oncebox_core::plan::{Batch, Decision, decide};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
+use tokio::time::Instant;
 
 use super::{Progress, Relay};
 use crate::chance;
 use crate::crash::CrashPoint;
 use crate::telemetry;
+
+/// While there is more to read, progress is written no more often than this.
+/// Every write leaves dead rows of the cursors behind, and a snapshot that
+/// anybody holds open keeps them in the way of the next write.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Shards in step with each other. A relay alone has one lane of all shards;
 /// shards it takes over from others stand elsewhere and form lanes of their
@@ -99,8 +107,15 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         let span = self.read(&shards, lane.position, &lane.holes).await?;
         let mut current = self.sorted(span);
         let mut unsettled: Option<Settlement> = None;
+        let mut written = Instant::now();
         loop {
             self.probe.reach(CrashPoint::R2).await?;
+            // What is put off here is part of the next settlement: progress only grows.
+            let is_due = |s: &mut Settlement| !s.park.is_empty() || written.elapsed() >= SETTLE_INTERVAL;
+            let due = unsettled.take_if(is_due);
+            if due.is_some() {
+                written = Instant::now();
+            }
             let more = current.full && self.has_time() && !self.stopping();
             let (results, next, settled) = tokio::join!(
                 self.publish(&current.batch.envelopes),
@@ -110,7 +125,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
                         false => None,
                     }
                 },
-                self.settle(unsettled.take()),
+                self.settle(due),
             );
             settled?;
             self.probe.reach(CrashPoint::R5).await?;

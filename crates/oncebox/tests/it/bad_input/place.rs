@@ -152,7 +152,7 @@ impl SmallDisk {
         let is_root = std::fs::read_to_string("/proc/self/status")
             .is_ok_and(|status| status.lines().any(|line| line.starts_with("Uid:\t0\t")));
         let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=2m", "tmpfs", folder.path().to_str().unwrap()])
+            .args(["-t", "tmpfs", "-o", "size=6m", "tmpfs", folder.path().to_str().unwrap()])
             .output();
         if mounted.as_ref().is_ok_and(|done| done.status.success()) {
             return Some(Self(folder));
@@ -178,7 +178,7 @@ impl Drop for SmallDisk {
 async fn a_full_disk_loses_nothing_spends_nothing_and_passes() {
     let Some(disk) = SmallDisk::mount("a_full_disk_loses_nothing_spends_nothing_and_passes") else { return };
     // Room that is given back later.
-    std::fs::write(disk.file("ballast"), vec![0; 512 << 10]).unwrap();
+    std::fs::write(disk.file("ballast"), vec![0; 3 << 20]).unwrap();
     let store = SqliteStore::create(disk.file("app.db").to_str().unwrap()).await.unwrap();
     sqlite::migrate::up(&store).await.unwrap();
     let caught = Caught::default();
@@ -192,12 +192,12 @@ async fn a_full_disk_loses_nothing_spends_nothing_and_passes() {
             Ok(id) => committed.push(id),
             Err(error) => break error,
         }
-        assert!(committed.len() < 200, "the disk is never full");
+        assert!(committed.len() < 1000, "the disk is never full");
     };
     assert_eq!(error.kind(), Kind::Unavailable, "{}", error.chain());
     assert!(error.chain().contains("full"), "{}", error.chain());
     // Fill what is left, so that even the smallest write fails.
-    std::fs::write(disk.file("more"), vec![0; 2 << 20]).unwrap_err();
+    std::fs::write(disk.file("more"), vec![0; 6 << 20]).unwrap_err();
     let mut full = 0;
     for number in 0..20 {
         let verdict = inbox.deliver(envelope(&format!("early-{number}")), 1).await;

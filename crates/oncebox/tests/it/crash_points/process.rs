@@ -96,6 +96,8 @@ pub(super) async fn c11_a_message_that_kills_its_process_is_buried_after_the_all
     deliver_until_answered(&stage, true).await;
 }
 
-pub(super) async fn c11_deaths_are_counted_where_the_transport_does_not_count<F: Ground>(stage: Arc<Stage<F>>) {
+pub(super) async fn c11_deaths_are_counted_where_the_transport_does_not_count<F: Ground>(
+    stage: Arc<Stage<F>>,
+) {
     deliver_until_answered(&stage, false).await;
 }

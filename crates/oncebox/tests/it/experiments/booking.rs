@@ -11,20 +11,20 @@ use oncebox_conformance::{Entry, StoreFixture};
 use super::bodies::HANDLER;
 
 /// Books each message as the operation it stands for.
-pub struct Booking<F> {
+pub(super) struct Booking<F> {
     fixture: Arc<F>,
     /// How often it ran.
-    pub runs: Arc<AtomicUsize>,
+    pub(super) runs: Arc<AtomicUsize>,
 }
 
 impl<F> Booking<F> {
-    pub fn new(fixture: &Arc<F>) -> Self {
+    pub(super) fn new(fixture: &Arc<F>) -> Self {
         Self { fixture: Arc::clone(fixture), runs: Arc::default() }
     }
 }
 
 /// The effect an operation must have on this ledger, once.
-pub fn operation(handler: &str, message: &Posted) -> Entry {
+pub(super) fn operation(handler: &str, message: &Posted) -> Entry {
     let account = message.account.as_deref().unwrap_or_default();
     Entry {
         handler: handler.into(),
@@ -36,7 +36,7 @@ pub fn operation(handler: &str, message: &Posted) -> Entry {
 }
 
 /// The operation an envelope carries.
-pub fn booked(envelope: &Envelope) -> Entry {
+pub(super) fn booked(envelope: &Envelope) -> Entry {
     operation(HANDLER, &Posted::decode(&envelope.payload).unwrap())
 }
 

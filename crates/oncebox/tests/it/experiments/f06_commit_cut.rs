@@ -29,8 +29,8 @@ use super::sabotaged::{Mode, Sabotaged};
 use crate::conformance::postgres::PostgresFixture;
 
 /// Cuts of each kind on each path.
-const CUTS: i64 = 60;
-const SABOTAGED_CUTS: i64 = 12;
+const CUTS: i64 = 40;
+const SABOTAGED_CUTS: i64 = 8;
 
 /// A store that reaches the fixture's database through a proxy.
 async fn behind_a_proxy(fixture: &PostgresFixture) -> (Proxy, PostgresStore) {
@@ -62,7 +62,11 @@ impl Report {
 }
 
 /// A business row and its message.
-async fn place<S>(outbox: &Outbox<S>, fixture: &Arc<PostgresFixture>, message: &Posted) -> oncebox::Result<String>
+async fn place<S>(
+    outbox: &Outbox<S>,
+    fixture: &Arc<PostgresFixture>,
+    message: &Posted,
+) -> oncebox::Result<String>
 where
     S: Mailbox<Tx = PgConnection>,
 {
@@ -138,7 +142,8 @@ where
 {
     let retry = RetryPolicy { max_attempts: Some(1), ..tireless() };
     let options = InboxOptions { retry, ..InboxOptions::default() };
-    let inbox = Inbox::builder(store, DESTINATION).handler(Booking::new(fixture)).options(options).build().unwrap();
+    let inbox =
+        Inbox::builder(store, DESTINATION).handler(Booking::new(fixture)).options(options).build().unwrap();
     let (mut committed, mut repeated) = (Vec::new(), 0);
     for number in 0..2 * cuts {
         let message = Posted::on("account", number);
@@ -191,7 +196,11 @@ fn sabotaged_a_producer_that_guesses_commits_books_twice() {
 
         assert!(!report.holds());
         let doubled = usize::try_from(2 * SABOTAGED_CUTS).unwrap();
-        assert_eq!(report.findings.doubled.len(), doubled, "each lost answer: two business rows, two bookings");
+        assert_eq!(
+            report.findings.doubled.len(),
+            doubled,
+            "each lost answer: two business rows, two bookings"
+        );
     });
 }
 
@@ -200,7 +209,8 @@ fn sabotaged_a_handler_that_guesses_commits_buries_what_took_effect() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let (proxy, store) = behind_a_proxy(&fixture).await;
 
-        let report = handle(Sabotaged::new(store, Mode::GuessCommits), &fixture, &proxy, SABOTAGED_CUTS).await;
+        let report =
+            handle(Sabotaged::new(store, Mode::GuessCommits), &fixture, &proxy, SABOTAGED_CUTS).await;
 
         assert!(!report.holds());
         assert_eq!(report.dead_letters, 2 * SABOTAGED_CUTS);

@@ -82,7 +82,7 @@ async fn run<F: StoreFixture>(fixture: &Arc<F>, is_forgetful: bool) -> Report {
     let lost = usize::try_from(MESSAGES).unwrap();
     transport.lose_confirms(lost);
     let wire = Wire { transport: transport.clone(), sent: Arc::default(), is_forgetful };
-    let mut relay = Relay::builder(store.clone(), wire.clone()).batch(100).build().unwrap();
+    let mut relay = Relay::builder(store.clone(), wire.clone()).build().unwrap();
 
     for _ in 0..20 {
         relay.step().await.unwrap();

@@ -120,7 +120,8 @@ async fn run(fixture: Arc<PostgresFixture>, mode: Mode) -> Report {
 fn report(committed: &[(Entry, Instant)], arrived: &[(Entry, Instant)]) -> Report {
     let of = |list: &[(Entry, Instant)]| list.iter().map(|(entry, _)| entry.clone()).collect::<Vec<_>>();
     let findings = Ledger::check(&of(committed), &of(arrived));
-    let when: std::collections::HashMap<_, _> = arrived.iter().map(|(entry, at)| (entry.identity(), *at)).collect();
+    let when: std::collections::HashMap<_, _> =
+        arrived.iter().map(|(entry, at)| (entry.identity(), *at)).collect();
     let lag = |(entry, at): &(Entry, Instant)| {
         when.get(&entry.identity()).map(|arrived| arrived.saturating_duration_since(*at))
     };
