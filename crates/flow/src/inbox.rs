@@ -139,8 +139,8 @@ impl<S: Mailbox + Dedup> Inbox<S> {
 
     /// Gives a message to each handler of its type. `attempt` counts from 1.
     ///
-    /// Cancellation: the handlers run in tasks of their own; dropping this
-    /// future loses the answer, not the work.
+    /// Cancellation: dropping this future loses the answer, not the work; a
+    /// handler that has begun comes to its end.
     pub async fn receive(&self, envelope: Envelope, attempt: u32) -> Received {
         let envelope = Arc::new(envelope);
         let mut outcomes = Vec::new();

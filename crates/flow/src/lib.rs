@@ -11,6 +11,7 @@
 //! - [`consumer`]: deliveries are taken from a feed, given to an inbox and answered.
 //! - [`janitor`]: what nobody needs any more is deleted.
 //! - [`app`]: all of it in one process.
+//! - [`shield`]: how work survives a caller that goes away.
 //! - [`clock`] and [`crash`]: how tests own time and death.
 
 pub mod app;
@@ -22,6 +23,7 @@ pub mod janitor;
 pub mod memory;
 pub mod outbox;
 pub mod relay;
+pub mod shield;
 pub mod wakeup;
 
 mod chance;
@@ -35,5 +37,6 @@ pub use inbox::{Context, Handler, HandlerOptions, Inbox};
 pub use janitor::Janitor;
 pub use outbox::Outbox;
 pub use relay::Relay;
+pub use shield::Shield;
 pub use tokio_util::sync::CancellationToken;
 pub use wakeup::Wakeup;

@@ -14,6 +14,7 @@ use super::handler::Erased;
 use super::{Inbox, Inner};
 use crate::chance;
 use crate::crash::CrashPoint;
+use crate::shield::Shield;
 use crate::telemetry;
 
 /// How often an unknown commit is looked up before the delivery is handed back.
@@ -75,15 +76,15 @@ impl<S: Mailbox + Dedup> Inbox<S> {
             key,
             digest,
         };
-        // In a task of its own: a caller that goes away must not cancel a
-        // transaction half-way, and a panic must not take the consumer along.
-        let task = tokio::spawn(async move {
-            let outcome = unit.counted().await;
+        // A caller that goes away must not cancel a transaction half-way, and a
+        // panic must not take the consumer along.
+        let run = Shield::new(async move {
+            let outcome = AssertUnwindSafe(unit.counted()).catch_unwind().await;
             drop(seat);
             outcome
         });
-        task.await.unwrap_or_else(|died| Outcome::Failed {
-            reason: format!("the handler's task died: {died}"),
+        run.await.unwrap_or_else(|panic| Outcome::Failed {
+            reason: format!("the inbox panicked: {}", panic_text(panic.as_ref())),
             retry_after: None,
         })
     }

@@ -1,11 +1,15 @@
 //! A producer's whole transaction, run so that neither a hang-up nor a lost
 //! COMMIT leaves its fate in doubt.
 
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use oncebox_core::{Envelope, Error, HandlerError, Kind, Mailbox, Message, Result, Transaction};
 
 use super::Outbox;
 use crate::crash::CrashPoint;
+use crate::shield::Shield;
 
 /// How often an unknown commit is looked up before it is reported as unknown.
 const LOOKUPS: u32 = 5;
@@ -47,9 +51,8 @@ impl<S: Mailbox> Transaction<S> for Unit<S> {
 impl<S: Mailbox> Outbox<S> {
     /// Runs `work` in a transaction of its own and commits it.
     ///
-    /// The work runs in a task of its own: dropping this future (a client that
-    /// hangs up) neither stops it half-way nor leaves a connection inside an
-    /// open transaction. If the connection breaks during COMMIT, the last
+    /// Dropping this future (a client that hangs up) neither stops the work
+    /// half-way nor leaves a connection inside an open transaction. If the connection breaks during COMMIT, the last
     /// message put through [`Unit::put`] is looked up until the outcome is known.
     ///
     /// # Errors
@@ -62,9 +65,10 @@ impl<S: Mailbox> Outbox<S> {
         F: for<'u> FnOnce(&'u mut Unit<S>) -> BoxFuture<'u, Result<T, HandlerError>> + Send + 'static,
     {
         let outbox = self.clone();
-        let task = tokio::spawn(async move { outbox.transact_here(work).await });
-        task.await.unwrap_or_else(|died| {
-            Err(Error::new(Kind::Rejected, "the work panicked; nothing was committed").because(died))
+        let run =
+            Shield::new(AssertUnwindSafe(async move { outbox.transact_here(work).await }).catch_unwind());
+        run.await.unwrap_or_else(|_panic| {
+            Err(Error::new(Kind::Rejected, "the work panicked; nothing was committed"))
         })
     }
 

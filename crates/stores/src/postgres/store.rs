@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
-use std::future::Future;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use oncebox_core::{Error, Identifier, Kind, Result, Store, Timestamp, Transaction};
+use oncebox_flow::Shield;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, Postgres, Row as _, SqlSafeStr, SqlStr,
@@ -160,13 +160,12 @@ impl PostgresStore {
     }
 
     /// A future dropped inside sqlx's begin leaves the connection in an open
-    /// transaction (sqlx#4385). The task always runs to the end, and a
+    /// transaction (sqlx#4385). A shielded one always runs to the end, and a
     /// transaction nobody waits for is rolled back where it is dropped.
     pub(super) async fn begin_with(&self, text: SqlStr) -> Result<sqlx::Transaction<'static, Postgres>> {
         let pool = self.pool.clone();
-        shielded(async move { pool.begin_with(text).await.map_err(failed("cannot begin a transaction")) })
+        Shield::new(async move { pool.begin_with(text).await.map_err(failed("cannot begin a transaction")) })
             .await
-            .unwrap_or_else(|| Err(Error::new(Kind::Unavailable, "the runtime is shutting down")))
     }
 
     pub(super) fn schema_name(&self) -> &str {
@@ -223,9 +222,7 @@ impl Store for PostgresStore {
     }
 
     async fn commit(&self, begun: Self::Begun) -> Result<()> {
-        shielded(commit(begun)).await.unwrap_or_else(|| {
-            Err(Error::new(Kind::CommitUnknown, "the runtime shut down during the commit"))
-        })
+        Shield::new(commit(begun)).await
     }
 
     async fn rollback(&self, begun: Self::Begun) -> Result<()> {
@@ -248,11 +245,6 @@ impl Transaction<PostgresStore> for sqlx::Transaction<'_, Postgres> {
     }
 }
 
-/// Runs to the end even if the caller is dropped; `None` if the runtime did not let it.
-async fn shielded<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
-    tokio::spawn(work).await.ok()
-}
-
 /// PostgreSQL answers COMMIT of a doomed transaction with ROLLBACK and no
 /// error, and sqlx does not look; so ask first.
 async fn commit(mut begun: sqlx::Transaction<'static, Postgres>) -> Result<()> {
@@ -268,13 +260,15 @@ async fn commit(mut begun: sqlx::Transaction<'static, Postgres>) -> Result<()> {
     begun.commit().await.map_err(error::commit_failed)
 }
 
-/// Pool options with which no connection goes back to the pool inside a
-/// transaction, however the code that used it was cancelled.
+/// Pool options with which no connection comes out of the pool inside a
+/// transaction, however the code that used it before was cancelled. The check
+/// also tells whether the connection is alive, so it takes the place of the
+/// pool's own and costs nothing more.
 pub fn pool_options() -> PgPoolOptions {
-    PgPoolOptions::new().after_release(|connection, _| {
+    PgPoolOptions::new().test_before_acquire(false).before_acquire(|connection, _| {
         Box::pin(async move {
             // Outside a transaction the two are equal, if asked in one message. A
-            // plain ROLLBACK would make the server warn on every release.
+            // plain ROLLBACK would make the server warn every time.
             let asked = sqlx::raw_sql("SELECT now() = statement_timestamp()").fetch_one(connection).await;
             let is_outside: Result<bool, _> = asked.and_then(|row| row.try_get(0));
             // Closing the connection is what surely ends the transaction.

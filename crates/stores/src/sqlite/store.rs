@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use oncebox_core::{Error, Identifier, Kind, Result, Store, Timestamp, Transaction};
+use oncebox_flow::Shield;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
     SqliteSynchronous,
@@ -196,15 +197,15 @@ impl Store for SqliteStore {
         // In a task of its own, because a begin dropped half way can leave the
         // connection inside a transaction. Dropped here, the task ends, and
         // the transaction it made rolls back.
-        shielded(async move { pool.begin_with(begin).await }).await.map_err(begin_failed)
+        Shield::new(async move { pool.begin_with(begin).await }).await.map_err(begin_failed)
     }
 
     async fn commit(&self, begun: Self::Begun) -> Result<()> {
-        shielded(begun.commit()).await.map_err(commit_failed)
+        Shield::new(begun.commit()).await.map_err(commit_failed)
     }
 
     async fn rollback(&self, begun: Self::Begun) -> Result<()> {
-        shielded(begun.rollback()).await.map_err(failed("cannot roll back"))
+        Shield::new(begun.rollback()).await.map_err(failed("cannot roll back"))
     }
 
     async fn clock(&self, tx: &mut SqliteConnection) -> Result<Timestamp> {
@@ -215,14 +216,6 @@ impl Store for SqliteStore {
     fn classify(&self, error: &(dyn StdError + 'static)) -> Option<Kind> {
         classify(error)
     }
-}
-
-/// Runs to its end even if the caller does not wait for it.
-async fn shielded<T: Send + 'static>(
-    work: impl Future<Output = sqlx::Result<T>> + Send + 'static,
-) -> sqlx::Result<T> {
-    // A panic of the task, or a runtime that is going away, is a lost worker to the caller.
-    tokio::spawn(work).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
 }
 
 impl Transaction<SqliteStore> for sqlx::Transaction<'_, Sqlite> {
