@@ -37,13 +37,8 @@ impl PostgresLab {
         let mut admin = PgConnection::connect_with(&server).await.expect("the server answers");
         let make = format!("CREATE DATABASE {database}");
         sqlx::raw_sql(AssertSqlSafe(make)).execute(&mut admin).await.expect("the role may make a database");
-        let pool = pool_options()
-            .max_connections(CONNECTIONS)
-            .min_connections(10)
-            .connect_with(server.clone().database(&database))
-            .await
-            .expect("the new database answers");
-        let store = PostgresStore::new(pool);
+        let pool = pool_options().max_connections(CONNECTIONS).min_connections(10);
+        let store = PostgresStore::with_pool(pool, server.clone().database(&database));
         migrate::up(&store).await.expect("the tables are made");
         sqlx::raw_sql(TABLES).execute(store.pool()).await.expect("the bench's tables are made");
         store.verify().await.expect("the database is durable");

@@ -43,6 +43,8 @@ struct Settings {
     lock_wait: Duration,
     idle_timeout: Duration,
     unsafe_durability: bool,
+    /// Whether the pool has no habits of the caller's to respect.
+    owns_pool: bool,
     /// One simple query opens a transaction and bounds it.
     begin: SqlStr,
 }
@@ -58,6 +60,7 @@ impl PostgresStore {
             lock_wait: Duration::from_secs(2),
             idle_timeout: Duration::from_secs(60),
             unsafe_durability: false,
+            owns_pool: false,
             begin: SqlStr::from_static(""),
         };
         settings.begin = begin_text(&settings);
@@ -80,7 +83,17 @@ impl PostgresStore {
         let close = first.map_err(|cause| unreachable_server(&options, cause))?.close();
         close.await.map_err(failed("cannot close a connection"))?;
         let pool = pool_options().max_connections(MAX_CONNECTIONS).acquire_timeout(ACQUIRE_TIMEOUT);
-        Ok(Self::new(pool.connect_lazy_with(options)))
+        Ok(Self::with_pool(pool, options))
+    }
+
+    /// A store with a pool of its own, set up by the caller; start from
+    /// [`pool_options`]. Connects when it is first used.
+    ///
+    /// Its own transactions begin on an idle connection without asking first
+    /// whether it is alive: BEGIN tells. They do not run `before_acquire`.
+    #[must_use]
+    pub fn with_pool(pool: PgPoolOptions, options: PgConnectOptions) -> Self {
+        Self::new(pool.connect_lazy_with(options)).with(|settings| settings.owns_pool = true)
     }
 
     /// The pool.
@@ -163,9 +176,15 @@ impl PostgresStore {
     /// transaction (sqlx#4385). A shielded one always runs to the end, and a
     /// transaction nobody waits for is rolled back where it is dropped.
     pub(super) async fn begin_with(&self, text: SqlStr) -> Result<sqlx::Transaction<'static, Postgres>> {
-        let pool = self.pool.clone();
-        Shield::new(async move { pool.begin_with(text).await.map_err(failed("cannot begin a transaction")) })
-            .await
+        let (pool, owns_pool) = (self.pool.clone(), self.settings.owns_pool);
+        Shield::new(async move {
+            // A connection that died while it was idle says so here; the pool then finds a live one.
+            if owns_pool && let Ok(Some(begun)) = pool.try_begin_with(text.clone()).await {
+                return Ok(begun);
+            }
+            pool.begin_with(text).await.map_err(failed("cannot begin a transaction"))
+        })
+        .await
     }
 
     pub(super) fn schema_name(&self) -> &str {

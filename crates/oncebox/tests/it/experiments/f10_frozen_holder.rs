@@ -6,6 +6,7 @@
 //! Sabotage: an idle timeout so long that it may as well not be there.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::ops::Range;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ const ROUND: &str = "ONCEBOX_F10_ROUND";
 /// Messages held at once by one process.
 const HELD: i64 = 8;
 const ROUNDS: i64 = 3;
+/// Where the numbers of the messages start that nobody holds.
+const WARM: i64 = 100;
 const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How much longer than the idle timeout a waiter may wait.
 const SLACK: Duration = Duration::from_secs(1);
@@ -171,8 +174,32 @@ struct Report {
     stale_commits: usize,
 }
 
+/// Tries each message until it is done, and tells how long that took, or that
+/// it took too long.
+fn receive_all(inbox: &Inbox<PostgresStore>, round: i64, numbers: Range<i64>) -> JoinSet<Option<Duration>> {
+    let (start, mut receiving) = (Instant::now(), JoinSet::new());
+    for number in numbers {
+        let (inbox, (id, message)) = (inbox.clone(), message(round, number));
+        receiving.spawn(async move {
+            while start.elapsed() < IDLE_TIMEOUT + SLACK {
+                let outcome = inbox.receive(arriving(&id, &message), 2).await.single();
+                if matches!(outcome, Some(Outcome::Done { .. })) {
+                    return Some(start.elapsed());
+                }
+            }
+            None
+        });
+    }
+    receiving
+}
+
 /// One process frozen, others waiting for what it holds, and its return.
 async fn freeze(fixture: &PostgresFixture, idle: Duration, round: i64) -> Report {
+    let go = Arc::new(Semaphore::new(1000));
+    let (inbox, _) = inbox(&fixture.schema, idle, &go).await;
+    // Connections take their time; what is measured is the wait for the holder.
+    let warm = receive_all(&inbox, round, WARM..WARM + HELD).join_all().await;
+    assert!(warm.iter().all(Option::is_some));
     let schema = fixture.schema.clone();
     let holder = tokio::task::spawn_blocking(move || {
         let mut frozen = Frozen::start(&schema, idle, round);
@@ -181,21 +208,7 @@ async fn freeze(fixture: &PostgresFixture, idle: Duration, round: i64) -> Report
         frozen
     });
     let mut holder = holder.await.unwrap();
-    let (frozen_at, go) = (Instant::now(), Arc::new(Semaphore::new(1000)));
-    let (inbox, _) = inbox(&fixture.schema, idle, &go).await;
-    let mut waiters = JoinSet::new();
-    for number in 0..HELD {
-        let (inbox, (id, message)) = (inbox.clone(), message(round, number));
-        waiters.spawn(async move {
-            while frozen_at.elapsed() < IDLE_TIMEOUT + SLACK {
-                let outcome = inbox.receive(arriving(&id, &message), 2).await.single();
-                if matches!(outcome, Some(Outcome::Done { .. })) {
-                    return Some(frozen_at.elapsed());
-                }
-            }
-            None
-        });
-    }
+    let waiters = receive_all(&inbox, round, 0..HELD);
     let freed: Vec<Duration> = waiters.join_all().await.into_iter().flatten().collect();
     let stale_commits = tokio::task::spawn_blocking(move || holder.wake()).await.unwrap();
     Report { freed: freed.len(), slowest: freed.iter().max().copied().unwrap_or_default(), stale_commits }
@@ -211,7 +224,8 @@ fn waiters_get_free_and_a_frozen_holder_cannot_commit_when_it_wakes() {
             println!("F10 round {round}: {report:?}");
             assert_eq!((report.freed, report.stale_commits), (8, 0), "{report:?}");
             assert!(report.slowest < IDLE_TIMEOUT + SLACK, "{report:?}");
-            committed.extend((0..HELD).map(|n| message(round, n)).map(|(id, message)| effect(&id, &message)));
+            let numbers = (0..HELD).chain(WARM..WARM + HELD);
+            committed.extend(numbers.map(|n| message(round, n)).map(|(id, message)| effect(&id, &message)));
         }
         Ledger::check(&committed, &fixture.effects().await).assert_clean();
     });

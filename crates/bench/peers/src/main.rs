@@ -1,0 +1,43 @@
+//! Drains a backlog with somebody else's crate and prints its messages per second.
+//!
+//! `oncebox-peers PEER URL MESSAGES BATCH PAYLOAD`; the bench runs it in turn
+//! with its own drain.
+
+mod outbox_core_peer;
+mod pgmq_peer;
+
+use std::time::Instant;
+
+/// What to drain.
+struct Backlog {
+    url: String,
+    messages: u64,
+    batch: u32,
+    payload: serde_json::Value,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [peer, url, messages, batch, payload] = arguments.as_slice() else {
+        return Err("usage: oncebox-peers outbox-core|pgmq URL MESSAGES BATCH PAYLOAD".into());
+    };
+    let backlog = Backlog {
+        url: url.clone(),
+        messages: messages.parse()?,
+        batch: batch.parse()?,
+        payload: serde_json::from_str(payload)?,
+    };
+    let rate = match peer.as_str() {
+        "outbox-core" => outbox_core_peer::drain(&backlog).await?,
+        "pgmq" => pgmq_peer::drain(&backlog).await?,
+        other => return Err(format!("no peer is called {other}").into()),
+    };
+    println!("{rate}");
+    Ok(())
+}
+
+/// Messages per second of a drain that began at `started`.
+fn rate(moved: u64, started: Instant) -> f64 {
+    moved as f64 / started.elapsed().as_secs_f64()
+}
