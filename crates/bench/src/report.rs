@@ -19,7 +19,6 @@ pub(crate) enum Output {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
     AtLeast(f64),
-    #[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "only peers must be beaten"))]
     Above(f64),
     Below(f64),
 }

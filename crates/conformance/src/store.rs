@@ -150,6 +150,8 @@ macro_rules! store_suite_inbox {
                 a_reply_shares_the_fate_of_its_transaction
                 a_transaction_stays_usable_after_a_duplicate
                 keys_of_255_bytes_and_any_character_are_marked
+                runs_that_never_left_are_counted
+                a_run_that_is_rolled_back_has_not_left
             ]);
         }
         mod race {

@@ -261,7 +261,7 @@ pub trait Dedup: Store {
     /// By kind of the failed statement.
     fn enter(&self, mark: &Mark<'_>, now: Option<Timestamp>) -> impl Future<Output = Result<u32>> + Send;
 
-    /// Forgets the runs counted by [`enter`](Self::enter): this one ended in good order.
+    /// Takes back one run counted by [`enter`](Self::enter): it ended in good order.
     ///
     /// # Errors
     /// By kind of the failed statement.

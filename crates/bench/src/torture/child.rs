@@ -179,7 +179,12 @@ fn relay_options() -> RelayOptions {
 }
 
 fn inbox_options() -> InboxOptions {
-    let retry = RetryPolicy { busy_delay: Duration::from_millis(50), ..RetryPolicy::default() };
+    let retry = RetryPolicy {
+        // The broker counts kills; a message that happens to meet many is no poison.
+        max_attempts: None,
+        busy_delay: Duration::from_millis(50),
+        ..RetryPolicy::default()
+    };
     InboxOptions { retry, ..InboxOptions::default() }
 }
 

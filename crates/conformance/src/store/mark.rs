@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncebox_core::handler::MessageKey;
-use oncebox_core::store::{Mark, Marked};
-use oncebox_core::{Dedup, Digest, Mailbox, Store};
+use oncebox_core::store::{Mark, Marked, Purge};
+use oncebox_core::{Dedup, Digest, Mailbox, Retention, Store};
 
 use crate::fixture::StoreFixture;
 use crate::sample::{at, moment, plain};
@@ -161,4 +161,34 @@ pub async fn keys_of_255_bytes_and_any_character_are_marked<F: StoreFixture>(fix
         assert_eq!(marked(&store, &mark).await, Marked::First, "{id}");
         assert_eq!(marked(&store, &mark).await, DUPLICATE, "{id}");
     }
+}
+
+pub async fn runs_that_never_left_are_counted<F: StoreFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let key = key("1");
+    let mark = mark(&key, "");
+
+    let died = [store.enter(&mark, at(0)).await.unwrap(), store.enter(&mark, at(1)).await.unwrap()];
+    let mut tx = store.begin().await.unwrap();
+    store.leave(&mut tx, &mark).await.unwrap();
+    store.commit(tx).await.unwrap();
+    let after_one_left = store.enter(&mark, at(2)).await.unwrap();
+
+    assert_eq!(died, [1, 2]);
+    assert_eq!(after_one_left, 2, "a run that left takes back its own entry, not the other's");
+    assert_eq!(store.purge(&Purge::Entries(Duration::from_secs(10)), 10, at(11)).await.unwrap(), 0);
+    assert_eq!(store.purge(&Purge::Entries(Duration::from_secs(10)), 10, at(13)).await.unwrap(), 1);
+}
+
+pub async fn a_run_that_is_rolled_back_has_not_left<F: StoreFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let key = key("1");
+    let mark = mark(&key, "");
+    store.enter(&mark, at(0)).await.unwrap();
+
+    let mut tx = store.begin().await.unwrap();
+    store.leave(&mut tx, &mark).await.unwrap();
+    store.rollback(tx).await.unwrap();
+
+    assert_eq!(store.enter(&mark, at(1)).await.unwrap(), 2);
 }

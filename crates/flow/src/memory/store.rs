@@ -161,7 +161,10 @@ impl MemoryTx {
         let mut state = lock(&self.state);
         state.log.take(std::mem::take(&mut self.puts));
         for key in self.left.drain(..) {
-            state.entries.remove(&key);
+            match state.entries.get_mut(&key) {
+                Some((entries, _)) if *entries > 1 => *entries -= 1,
+                _ => drop(state.entries.remove(&key)),
+            }
         }
         for (key, marker) in self.markers.drain() {
             state.markers.set(key, marker);

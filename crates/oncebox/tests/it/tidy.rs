@@ -124,15 +124,9 @@ fn no_type_is_named_after_nothing() {
 
 #[test]
 fn features_are_decided_in_lib_rs() {
-    // The bench is a program without a lib.rs; its one switch stands beside the peers it turns on.
-    let exempt = ["crates/bench/src/path/peers.rs"];
-
-    let elsewhere = files(&[".rs"]).into_iter().filter(|(path, text)| {
-        !is_test(path)
-            && name(path) != "lib.rs"
-            && !exempt.contains(&path.as_str())
-            && text.contains("cfg(feature")
-    });
+    let elsewhere = files(&[".rs"])
+        .into_iter()
+        .filter(|(path, text)| !is_test(path) && name(path) != "lib.rs" && text.contains("cfg(feature"));
     assert_none(elsewhere.map(|(path, _)| path).collect());
 }
 

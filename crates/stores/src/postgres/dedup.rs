@@ -59,14 +59,19 @@ impl Dedup for PostgresStore {
     }
 
     async fn leave(&self, tx: &mut PgConnection, mark: &Mark<'_>) -> Result<()> {
-        sqlx::query(self.sql(include_str!("sql/leave.sql")))
-            .bind(mark.tenant)
-            .bind(mark.handler)
-            .bind(mark.key.source.as_str())
-            .bind(mark.key.id.as_str())
-            .execute(tx)
-            .await
-            .map_err(failed("cannot forget a handler's run"))?;
+        for text in [include_str!("sql/leave.sql"), include_str!("sql/leave_one.sql")] {
+            let done = sqlx::query(self.sql(text))
+                .bind(mark.tenant)
+                .bind(mark.handler)
+                .bind(mark.key.source.as_str())
+                .bind(mark.key.id.as_str())
+                .execute(&mut *tx)
+                .await
+                .map_err(failed("cannot take back a handler's run"))?;
+            if done.rows_affected() > 0 {
+                break;
+            }
+        }
         Ok(())
     }
 
