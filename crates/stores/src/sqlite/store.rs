@@ -194,7 +194,7 @@ impl Store for SqliteStore {
 
     async fn begin(&self) -> Result<Self::Begun> {
         let (pool, begin) = (self.pool.clone(), self.begin.clone());
-        // In a task of its own, because a begin dropped half way can leave the
+        // Shielded, because a begin dropped half way can leave the
         // connection inside a transaction. Dropped here, the task ends, and
         // the transaction it made rolls back.
         Shield::new(async move { pool.begin_with(begin).await }).await.map_err(begin_failed)
