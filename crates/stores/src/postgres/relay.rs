@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::sync::{MutexGuard, PoisonError};
 
+use futures_util::TryStreamExt;
 use oncebox_core::log::{
     ClaimRequest, Cursor, DueRow, LaneKey, MAX_HOLES, Park, Parking, Position, Row, SHARDS, Settlement,
     Shard, Span, Window,
@@ -142,8 +143,13 @@ async fn rows(store: &PostgresStore, window: &Window<'_>, wanted: &[Position]) -
     if !wanted.is_empty() {
         query = query.bind(wanted).bind(limit(window.limit));
     }
-    let columns = query.fetch_all(store.pool()).await.map_err(failed(READ_FAILED))?;
-    columns.iter().map(row::row).collect::<Result<_, _>>().map_err(failed(READ_FAILED))
+    // Rows become envelopes while the server sends the next ones.
+    let mut columns = query.fetch(store.pool());
+    let mut rows = Vec::new();
+    while let Some(columns) = columns.try_next().await.map_err(failed(READ_FAILED))? {
+        rows.push(row::row(&columns).map_err(failed(READ_FAILED))?);
+    }
+    Ok(rows)
 }
 
 /// The positions above that are taken by a visible row of any shard, ascending,

@@ -3,6 +3,8 @@
 //! Every change happens under the write lock, so shares and fences need no
 //! other care than being read and written in one transaction.
 
+use futures_util::TryStreamExt;
+use futures_util::stream::BoxStream;
 use oncebox_core::log::{
     ClaimRequest, Cursor, DueRow, LaneKey, MAX_HOLES, Park, Parking, Row, SHARDS, Settlement, Shard, Span,
     Window,
@@ -151,28 +153,23 @@ pub(super) async fn read(store: &SqliteStore, window: Window<'_>) -> Result<Span
     let bits = shard_bits(window.shards);
     let mut rows = Vec::new();
     if !window.holes.is_empty() {
-        let found = sqlx::query(store.sql(include_str!("sql/read_holes.sql")))
+        let query = sqlx::query(store.sql(include_str!("sql/read_holes.sql")))
             .bind(positions_text(window.holes))
-            .bind(bits)
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(failed(READ))?;
-        rows = log_rows(&found)?;
+            .bind(bits);
+        rows = log_rows(query.fetch(&mut *connection)).await?;
     }
     if window.holes.len() > MAX_HOLES {
         return Ok(Span { rows, through: window.after, holes: Vec::new(), full: false });
     }
     // Before the rows: one that is committed in between is simply read next time.
     let end = if reads_all(bits) { window.after } else { end(store, &mut connection).await? };
-    let found = sqlx::query(store.sql(include_str!("sql/read_rows.sql")))
+    let query = sqlx::query(store.sql(include_str!("sql/read_rows.sql")))
         .bind(window.after)
         .bind(bits)
-        .bind(count(window.limit))
-        .fetch_all(&mut *connection)
-        .await
-        .map_err(failed(READ))?;
+        .bind(count(window.limit));
+    let mut found = log_rows(query.fetch(&mut *connection)).await?;
     let full = found.len() >= window.limit;
-    rows.append(&mut log_rows(&found)?);
+    rows.append(&mut found);
     let last = rows.last().map_or(window.after, |row| row.position).max(window.after);
     let through = if full { last } else { last.max(end) };
     Ok(Span { rows, through, holes: Vec::new(), full })
@@ -191,8 +188,13 @@ async fn end(store: &SqliteStore, connection: &mut SqliteConnection) -> Result<i
     Ok(end.unwrap_or(0))
 }
 
-fn log_rows(found: &[SqliteRow]) -> Result<Vec<Row>> {
-    found.iter().map(log_row).collect::<sqlx::Result<_>>().map_err(failed(READ))
+/// Rows become envelopes here while SQLite's own thread reads the next ones.
+async fn log_rows(mut found: BoxStream<'_, sqlx::Result<SqliteRow>>) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    while let Some(row) = found.try_next().await.map_err(failed(READ))? {
+        rows.push(log_row(&row).map_err(failed(READ))?);
+    }
+    Ok(rows)
 }
 
 pub(super) async fn settle(
