@@ -71,6 +71,8 @@ macro_rules! path_suite {
                 a_requeued_dead_letter_takes_effect_before_its_followers
                 a_key_may_go_on_past_its_dead
                 attempts_of_a_refused_message_are_counted_exactly
+                a_key_goes_on_although_a_relay_still_takes_it_for_blocked
+                a_destination_that_is_down_holds_up_no_other
             ]);
         }
     };

@@ -129,6 +129,23 @@ impl fmt::Debug for KeySelector {
     }
 }
 
+/// What the key is, for people.
+impl fmt::Display for KeySelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MessageId => f.write_str("id"),
+            Self::Header(name) => write!(f, "header {name}"),
+            Self::CorrelationId => f.write_str("correlation id"),
+            Self::IdempotencyKey => f.write_str("idempotency key"),
+            Self::Composite(parts) => {
+                let names: Vec<String> = parts.iter().map(ToString::to_string).collect();
+                f.write_str(&names.join(" and "))
+            }
+            Self::Custom(_) => f.write_str("key of its own"),
+        }
+    }
+}
+
 /// What a marker is keyed by, beside tenant and handler.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MessageKey {

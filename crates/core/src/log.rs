@@ -18,6 +18,8 @@ pub type Position = i64;
 pub type Shard = i16;
 /// The number of shards; also the most relays that can share one sink.
 pub const SHARDS: Shard = 8;
+/// More blocked lanes than this are not listed; every lane then counts as blocked.
+pub const MAX_BLOCKED: usize = 100_000;
 /// More open holes than this and a reader waits for them instead of going on.
 pub const MAX_HOLES: usize = 20_000;
 

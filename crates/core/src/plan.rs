@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::envelope::Envelope;
-use crate::log::{LaneKey, Park, Parking, Position, Row, Shard};
+use crate::log::{LaneKey, MAX_BLOCKED, Park, Parking, Position, Row, Shard};
 use crate::transport::{Class, Failure};
 use crate::verdict::RetryPolicy;
 
@@ -39,11 +39,11 @@ impl Batch {
     /// Sorts rows of the log: a row whose lane is blocked waits behind it, a
     /// row that cannot be understood is dead on arrival.
     #[must_use]
-    pub fn of_rows(rows: Vec<Row>, blocked: &HashSet<LaneKey>) -> Self {
+    pub fn of_rows(rows: Vec<Row>, blocked: &Blocked) -> Self {
         let mut batch = Self::default();
         for row in rows {
             match &row.envelope {
-                Ok(envelope) if is_blocked(envelope, blocked) => batch.park.push(Park {
+                Ok(envelope) if blocked.holds_back(envelope) => batch.park.push(Park {
                     position: row.position,
                     shard: row.shard,
                     lane: LaneKey::of(envelope),
@@ -73,9 +73,35 @@ impl Batch {
     }
 }
 
-fn is_blocked(envelope: &Envelope, blocked: &HashSet<LaneKey>) -> bool {
-    // The common case allocates nothing.
-    !blocked.is_empty() && LaneKey::of(envelope).is_some_and(|lane| blocked.contains(&lane))
+/// The lanes that have parked rows.
+#[derive(Clone, Debug, Default)]
+pub struct Blocked {
+    lanes: HashSet<LaneKey>,
+    /// There are more than anybody lists; a lane that is held back for nothing
+    /// is freed when its row is parked.
+    is_every_lane: bool,
+}
+
+impl Blocked {
+    /// These lanes, or all of them if these are too many to be all.
+    #[must_use]
+    pub fn new(lanes: Vec<LaneKey>) -> Self {
+        Self { is_every_lane: lanes.len() > MAX_BLOCKED, lanes: lanes.into_iter().collect() }
+    }
+
+    /// Adds lanes.
+    pub fn extend(&mut self, lanes: Vec<LaneKey>) {
+        self.lanes.extend(lanes);
+        self.is_every_lane |= self.lanes.len() > MAX_BLOCKED;
+    }
+
+    fn holds_back(&self, envelope: &Envelope) -> bool {
+        // The common case allocates nothing.
+        if self.lanes.is_empty() {
+            return false;
+        }
+        LaneKey::of(envelope).is_some_and(|lane| self.is_every_lane || self.lanes.contains(&lane))
+    }
 }
 
 /// Whether a dead letter goes on blocking the later messages of its key.
@@ -99,8 +125,6 @@ pub struct Decision {
     pub park: Vec<Park>,
     /// Lanes that are blocked from here on.
     pub blocked: Vec<LaneKey>,
-    /// Lanes in which something was settled or skipped.
-    pub free: Vec<LaneKey>,
     /// Why the destination is not usable, if it is not.
     pub outage: Option<String>,
     /// Whether confirms are still to come from a transport that is merely slow.
@@ -116,6 +140,8 @@ enum Halt {
 /// The lanes of a batch that have come to a halt, and the rules they go by.
 struct Lanes<'p> {
     halted: HashMap<LaneKey, Halt>,
+    /// Destinations that confirmed something in this batch.
+    alive: HashSet<&'p str>,
     policy: &'p RetryPolicy,
     on_dead: OnDead,
     chance: f64,
@@ -132,13 +158,15 @@ pub fn decide(
     chance: f64,
 ) -> Decision {
     let mut decision = Decision::default();
-    let mut lanes = Lanes { halted: HashMap::new(), policy, on_dead, chance };
     let mut results = results.into_iter();
     let all_confirmed = results.len() == batch.slots.len() && results.as_slice().iter().all(Result::is_ok);
     if all_confirmed {
         decision.settled = batch.slots.iter().map(|slot| slot.position).collect();
         return decision;
     }
+    let confirmed = results.as_slice().iter().zip(&batch.envelopes).filter(|(result, _)| result.is_ok());
+    let alive = confirmed.map(|(_, envelope)| envelope.destination.as_str()).collect();
+    let mut lanes = Lanes { halted: HashMap::new(), alive, policy, on_dead, chance };
     for (slot, envelope) in batch.slots.iter().zip(&batch.envelopes) {
         let result = results.next().unwrap_or_else(|| Err(Failure::unknown("the transport gave no answer")));
         let lane = LaneKey::of(envelope);
@@ -152,29 +180,29 @@ pub fn decide(
                 attempts: slot.attempts,
                 reason: None,
             }),
-            None => decision.take(*slot, lane, result, &mut lanes),
+            None => decision.take(*slot, envelope, result, &mut lanes),
         }
     }
     decision
 }
 
 impl Decision {
-    fn take(
-        &mut self,
-        slot: Slot,
-        lane: Option<LaneKey>,
-        result: Result<(), Failure>,
-        lanes: &mut Lanes<'_>,
-    ) {
+    fn take(&mut self, slot: Slot, envelope: &Envelope, result: Result<(), Failure>, lanes: &mut Lanes<'_>) {
+        let lane = LaneKey::of(envelope);
         let failure = match result {
             Ok(()) => {
                 self.settled.push(slot.position);
-                self.free.extend(lane);
                 return;
             }
             Err(failure) => failure,
         };
-        if failure.class != Class::Message {
+        let is_spent = failure.class == Class::Message;
+        // One destination of several is out of order: what goes there steps
+        // aside, unblamed, so that the others flow.
+        let steps_aside = failure.class == Class::Destination
+            && !lanes.alive.is_empty()
+            && !lanes.alive.contains(envelope.destination.as_str());
+        if !is_spent && !steps_aside {
             self.unsettled.push(slot.position);
             match failure.class {
                 Class::Pending => self.pending = true,
@@ -183,12 +211,11 @@ impl Decision {
             lanes.halted.extend(lane.map(|lane| (lane, Halt::Unsettled)));
             return;
         }
-        let attempts = slot.attempts.saturating_add(1);
+        let attempts = slot.attempts.saturating_add(u32::from(is_spent));
         let exhausted = lanes.policy.max_attempts.is_some_and(|limit| attempts >= limit);
-        if exhausted || failure.permanent {
+        if is_spent && (exhausted || failure.permanent) {
             self.park.push(dead(slot, lane.clone(), attempts, failure.reason));
             if lanes.on_dead == OnDead::SkipKey {
-                self.free.extend(lane);
                 return;
             }
         } else {
@@ -196,7 +223,9 @@ impl Decision {
                 position: slot.position,
                 shard: slot.shard,
                 lane: lane.clone(),
-                parking: Parking::Waiting { after: lanes.policy.backoff.delay(attempts, lanes.chance) },
+                parking: Parking::Waiting {
+                    after: lanes.policy.backoff.delay(attempts.max(1), lanes.chance),
+                },
                 attempts,
                 reason: Some(failure.reason),
             });
@@ -204,6 +233,33 @@ impl Decision {
         if let Some(lane) = lane {
             self.blocked.push(lane.clone());
             lanes.halted.insert(lane, Halt::Parked);
+        }
+    }
+}
+
+impl Decision {
+    /// For rows that were parked already: those that could not be sent stay
+    /// parked, unblamed, and are tried again later. Whether their destination
+    /// is out of order says nothing about the log.
+    pub fn stay_parked(&mut self, batch: &Batch, policy: &RetryPolicy, chance: f64) {
+        let unsettled: HashSet<Position> = self.unsettled.drain(..).collect();
+        let reason = self.outage.take();
+        let mut heads = HashSet::new();
+        for (slot, envelope) in batch.slots.iter().zip(&batch.envelopes) {
+            if !unsettled.contains(&slot.position) {
+                continue;
+            }
+            let lane = LaneKey::of(envelope);
+            let is_head = lane.as_ref().is_none_or(|lane| heads.insert(lane.clone()));
+            let after = policy.backoff.delay(slot.attempts.max(1), chance);
+            self.park.push(Park {
+                position: slot.position,
+                shard: slot.shard,
+                lane,
+                parking: if is_head { Parking::Waiting { after } } else { Parking::Behind },
+                attempts: slot.attempts,
+                reason: reason.clone().filter(|_| is_head),
+            });
         }
     }
 }
@@ -282,6 +338,34 @@ mod tests {
     }
 
     #[test]
+    fn one_destination_out_of_order_steps_aside_and_the_others_flow() {
+        let mut batch = batch(&[Some("a"), Some("b"), Some("a")]);
+        batch.envelopes[0].destination = "down".into();
+
+        let decision = run(&batch, vec![Err(Failure::destination("full")), Ok(()), Ok(())]);
+
+        assert_eq!(decision.settled, [2]);
+        let parked: Vec<_> =
+            decision.park.iter().map(|p| (p.position, p.parking.name(), p.attempts)).collect();
+        assert_eq!(parked, [(1, "waiting", 0), (3, "behind", 0)]);
+        assert_eq!((decision.outage, decision.unsettled), (None, vec![]));
+    }
+
+    #[test]
+    fn parked_rows_whose_destination_is_down_stay_parked_unblamed() {
+        let batch = batch(&[Some("a"), Some("a"), None]);
+        let down = || Err(Failure::destination("down"));
+
+        let mut decision = run(&batch, vec![down(), down(), down()]);
+        decision.stay_parked(&batch, &RetryPolicy::default(), 0.5);
+
+        let parked: Vec<_> =
+            decision.park.iter().map(|p| (p.position, p.parking.name(), p.attempts)).collect();
+        assert_eq!(parked, [(1, "waiting", 0), (2, "behind", 0), (3, "waiting", 0)]);
+        assert!(decision.unsettled.is_empty() && decision.outage.is_none());
+    }
+
+    #[test]
     fn a_transport_that_answers_short_confirms_nothing_more() {
         let decision = run(&batch(&[None, None]), vec![Ok(())]);
 
@@ -311,7 +395,7 @@ mod tests {
             envelope: Ok(Envelope { key: Some(key.into()), ..Envelope::default() }),
         };
 
-        let batch = Batch::of_rows(vec![row(1, "a"), row(2, "b")], &HashSet::from([lane]));
+        let batch = Batch::of_rows(vec![row(1, "a"), row(2, "b")], &Blocked::new(vec![lane]));
 
         assert_eq!(batch.slots.len(), 1);
         assert_eq!(batch.park.first().map(|p| p.position), Some(1));

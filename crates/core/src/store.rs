@@ -45,6 +45,15 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// [`Kind::Unavailable`]; the transaction is gone all the same.
     fn rollback(&self, begun: Self::Begun) -> impl Future<Output = Result<()>> + Send;
 
+    /// Checks, before anything starts, that the database keeps what it commits
+    /// and has the tables this build expects.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with what to do about it.
+    fn verify(&self) -> impl Future<Output = Result<()>> + Send {
+        async { Ok(()) }
+    }
+
     /// What time the database says it is.
     ///
     /// # Errors

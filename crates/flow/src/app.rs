@@ -109,10 +109,11 @@ where
     /// the transport's error if a channel cannot be subscribed to. Nothing has
     /// started then.
     pub async fn run_until(self, stop: CancellationToken) -> Result<()> {
+        self.store.verify().await?;
         let mut janitor = Janitor::new(self.store.clone());
         let mut consumers = Vec::new();
         for (destination, builder) in self.channels {
-            let inbox = builder.outbox_or(&self.outbox).count_deaths(!T::COUNTS_DEATHS).build()?;
+            let inbox = builder.outbox_or(&self.outbox).count_deaths_at_least(!T::COUNTS_DEATHS).build()?;
             janitor = janitor.markers(inbox.retentions());
             let feed = self.transport.subscribe(&destination, &self.group).await?;
             consumers.push(Consumer::new(inbox, feed).concurrency(self.concurrency));

@@ -1,4 +1,4 @@
-//! Stations 7 and 8 joined: deliveries are taken from a feed, given to an
+//! Stations 6 and 7 joined: deliveries are taken from a feed, given to an
 //! inbox and answered.
 
 use std::sync::Arc;

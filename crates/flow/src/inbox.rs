@@ -1,4 +1,4 @@
-//! Station 8 of the walk, receiver mode: a delivery takes effect once.
+//! Station 7 of the walk, receiver mode: a delivery takes effect once.
 //!
 //! From: a delivery. Here: the marker is inserted first thing in a transaction,
 //! the handler writes through that transaction, and both commit together. To:
@@ -264,6 +264,12 @@ impl<S: Mailbox + Dedup> InboxBuilder<S> {
     /// See [`InboxOptions::count_deaths`].
     pub fn count_deaths(mut self, count_deaths: bool) -> Self {
         self.options.count_deaths = count_deaths;
+        self
+    }
+
+    /// Counts deaths if the user or the transport wants it.
+    pub(crate) fn count_deaths_at_least(mut self, count_deaths: bool) -> Self {
+        self.options.count_deaths |= count_deaths;
         self
     }
 

@@ -1,4 +1,4 @@
-//! Station 2 of the walk: a message is put into the caller's transaction.
+//! Station 1 of the walk: a message is put into the caller's transaction.
 //!
 //! From: the business code, which holds a transaction. Here: the envelope is
 //! filled in, checked and inserted. To: the log, if the transaction commits.

@@ -1,11 +1,11 @@
-//! Stations 4 to 6 of the walk: committed messages are read, published, settled.
+//! Stations 2 to 5 of the walk: committed messages are read, published, settled.
 //!
 //! From: the log. Here: shards are claimed under a lease, rows are read and
 //! sorted, published with all their confirms awaited, and exactly what was
 //! confirmed is settled under the fence of the claim. To: the transport.
 //!
-//! The three steps overlap: while batch *n* is published, batch *n+1* is read
-//! and batch *n-1* is settled. Batches are published one after the other, so
+//! The three steps overlap: while a batch is published, the next one is read
+//! and what was confirmed before is settled, at most every few milliseconds. Batches are published one after the other, so
 //! the order of a key never depends on two calls at once.
 
 mod builder;
@@ -14,12 +14,11 @@ mod lease;
 mod publish;
 mod run;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
 use oncebox_core::log::{DueRow, LaneKey, Shard};
-use oncebox_core::plan::{Batch, decide};
+use oncebox_core::plan::{Batch, Blocked, decide};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
 use oncebox_core::{Result, log::Settlement};
@@ -83,7 +82,7 @@ pub struct Relay<S, P> {
     holder: String,
     lease: Option<Lease>,
     lanes: Vec<Lane>,
-    blocked: HashSet<LaneKey>,
+    blocked: Blocked,
     clock: Clock,
     wakeup: Wakeup,
     probe: Probe,
@@ -131,6 +130,8 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         let promoted = self.store.promote(PROMOTE_LIMIT, self.clock.now()).await?;
         let mut progress = Progress { promoted, ..Progress::default() };
         progress.add(self.retry_parked().await?);
+        // Those who are behind first, and each for a while: nobody starves.
+        self.lanes.sort_by_key(|lane| lane.position);
         for index in 0..self.lanes.len() {
             if progress.outage.is_some() {
                 break;
@@ -154,13 +155,13 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
     fn forget(&mut self) {
         self.lease = None;
         self.lanes.clear();
-        self.blocked.clear();
+        self.blocked = Blocked::default();
     }
 
     /// Tries parked messages whose time has come, in the order of their lanes.
     async fn retry_parked(&mut self) -> Result<Progress> {
         let shards: Vec<Shard> = self.lanes.iter().flat_map(Lane::shards).collect();
-        if shards.is_empty() {
+        if shards.is_empty() || !self.has_time() {
             return Ok(Progress::default());
         }
         let (sink, limit) = (&self.options.sink, self.options.batch);
@@ -174,6 +175,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         }
         let results = self.publish(&batch.envelopes).await;
         let mut decision = decide(&batch, results, &self.options.retry, self.options.on_dead, chance::draw());
+        decision.stay_parked(&batch, &self.options.retry, chance::draw());
         decision.park.append(&mut batch.park);
         let (published, parked) = (decision.settled.len(), decision.park.len());
         let settlement = Settlement {
@@ -189,7 +191,6 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         self.reload_blocked().await?;
         telemetry::published(&self.options.sink, published);
         telemetry::parked(&self.options.sink, parked);
-        let (outage, pending) = (decision.outage, decision.pending);
-        Ok(Progress { published, parked, outage, pending, ..Progress::default() })
+        Ok(Progress { published, parked, pending: decision.pending, ..Progress::default() })
     }
 }

@@ -9,7 +9,8 @@ use oncebox_core::{Envelope, Failure, Mailbox, Message};
 
 use super::scene::Scene;
 use crate::fixture::StoreFixture;
-use crate::sample::Posted;
+use crate::sample::{Posted, keyed};
+use crate::steps::put_at;
 
 const SINK: &str = "default";
 
@@ -155,4 +156,45 @@ pub async fn attempts_of_a_refused_message_are_counted_exactly<F: StoreFixture>(
 
     seen.dedup();
     assert_eq!(seen, [(1, "waiting".into()), (2, "waiting".into()), (3, "dead".to_owned())]);
+}
+
+pub async fn a_key_goes_on_although_a_relay_still_takes_it_for_blocked<F: StoreFixture>(fixture: Arc<F>) {
+    let scene = Scene::new(&fixture);
+    let _consumer = scene.consume_plainly().await;
+    scene.picky.refuse(red_two(Failure::message("bad subject").permanently()));
+    scene.commit(&[Posted::on("red", 1), Posted::on("red", 2)]).await;
+    let mut relay = scene.relay();
+    relay.step().await.unwrap();
+    let store = fixture.store();
+    let dead = store.parked(10).await.unwrap().remove(0).position;
+
+    // The relay learns of it at its next renewal; the message is put before that.
+    assert!(store.discard(SINK, dead, scene.clock.now()).await.unwrap());
+    scene.commit(&[Posted::on("red", 3)]).await;
+    relay.step().await.unwrap();
+    relay.step().await.unwrap();
+
+    assert_eq!(booked(&scene, "red").await, [1, 3]);
+    assert_eq!(scene.status().await.sinks.remove(0).behind, 0);
+}
+
+pub async fn a_destination_that_is_down_holds_up_no_other<F: StoreFixture>(fixture: Arc<F>) {
+    let scene = Scene::new(&fixture);
+    let _consumer = scene.consume_plainly().await;
+    let store = fixture.store();
+    let nowhere = |id: &str| Envelope { destination: "nobody-subscribes".into(), ..keyed(id, "green") };
+    put_at(&store, &[nowhere("1"), nowhere("2")], scene.clock.now()).await;
+    scene.commit(&messages()).await;
+    let mut relay = scene.relay();
+
+    let first = relay.step().await.unwrap();
+    scene.commit(&[Posted::on("blue", 4)]).await;
+    relay.step().await.unwrap();
+
+    assert_eq!(first.outage, None);
+    assert_eq!(booked(&scene, "blue").await, [1, 2, 3, 4]);
+    let parked = store.parked(10).await.unwrap();
+    let parked: Vec<_> =
+        parked.iter().map(|row| (row.id.as_str(), row.state.as_str(), row.attempts)).collect();
+    assert_eq!(parked, [("1", "waiting", 0), ("2", "behind", 0)], "nobody is blamed for the destination");
 }

@@ -19,6 +19,8 @@ use crate::telemetry;
 
 /// How often an unknown commit is looked up before the delivery is handed back.
 const LOOKUPS: u32 = 3;
+/// How long a rollback may take.
+const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest wait between two runs of a contended unit.
 const CONTENTION_WAIT: Duration = Duration::from_millis(20);
 
@@ -106,8 +108,7 @@ fn message_key<S: Mailbox + Dedup>(
             Ok(None)
         }
         (None, _) => {
-            let reason =
-                format!("the message has no {:?} to tell it from others", handler.options().selector);
+            let reason = format!("the message has no {} to tell it from others", handler.options().selector);
             Err(Outcome::Refused { code: "missing_id", reason })
         }
     }
@@ -126,18 +127,33 @@ impl<S: Mailbox + Dedup> Unit<S> {
         let outcome = self.run(entries.saturating_sub(1)).await;
         if !matches!(outcome, Outcome::Done { .. }) {
             // A handler's own transaction has left already.
-            self.leave(&mark).await.unwrap_or_else(|error| {
-                tracing::debug!(handler = %self.key(), error = error.chain(), "inbox.leave_failed");
-            });
+            self.leave(&mark).await;
         }
         outcome
     }
 
-    async fn leave(&self, mark: &Mark<'_>) -> Result<()> {
+    async fn leave(&self, mark: &Mark<'_>) {
         let store = &self.inner.store;
-        let mut begun = store.begin().await?;
-        store.leave(&mut begun, mark).await?;
-        store.commit(begun).await
+        for _ in 0..LOOKUPS {
+            let left = async {
+                let mut begun = store.begin().await?;
+                store.leave(&mut begun, mark).await?;
+                store.commit(begun).await
+            };
+            match left.await {
+                Ok(()) => return,
+                Err(error) => {
+                    // Counted as a death unless it succeeds.
+                    tracing::warn!(handler = %self.key(), error = error.chain(), "inbox.leave_failed");
+                }
+            }
+            tokio::time::sleep(CONTENTION_WAIT).await;
+        }
+    }
+
+    /// Rolls back, but not for ever: a connection that does not answer is dropped.
+    async fn undo(&self, begun: S::Begun) {
+        tokio::time::timeout(ROLLBACK_TIMEOUT, self.inner.store.rollback(begun)).await.ok();
     }
 
     async fn run(&self, deaths: u32) -> Outcome {
@@ -164,19 +180,19 @@ impl<S: Mailbox + Dedup> Unit<S> {
         match marked {
             Ok(Marked::First) => {}
             other => {
-                store.rollback(begun).await.ok();
+                self.undo(begun).await;
                 return Ok(self.not_first(other?));
             }
         }
         if let Some(refused) = self.worn_out(deaths) {
-            store.rollback(begun).await.ok();
+            self.undo(begun).await;
             return Ok(refused);
         }
         self.inner.probe.reach(CrashPoint::C2).await?;
         let reply = match self.handle(&mut begun).await {
             Ok(reply) => reply,
             Err(interrupt) => {
-                store.rollback(begun).await.ok();
+                self.undo(begun).await;
                 return Err(interrupt);
             }
         };
@@ -287,7 +303,7 @@ impl<S: Mailbox + Dedup> Unit<S> {
             let asked = async {
                 let mut begun = store.begin().await?;
                 let marked = store.mark(&mut begun, &mark, self.inner.clock.now()).await;
-                store.rollback(begun).await.ok();
+                self.undo(begun).await;
                 marked
             };
             match asked.await {

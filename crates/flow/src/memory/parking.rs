@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use oncebox_core::Timestamp;
-use oncebox_core::log::{LaneKey, Park, Parking, Position, Shard};
+use oncebox_core::log::{LaneKey, MAX_BLOCKED, Park, Parking, Position, Shard};
 
-/// More blocked lanes than this are not told.
-const MAX_BLOCKED: usize = 100_001;
+/// One more than a relay lists, so that it can tell.
+const BLOCKED_LIMIT: usize = MAX_BLOCKED + 1;
 
 /// A row beside the log.
 pub(super) struct Parked {
@@ -145,7 +145,7 @@ impl ParkingLot {
     pub(super) fn blocked(&self, shards: &[Shard], skip_dead: bool) -> Vec<LaneKey> {
         let blocks = |row: &Parked| shards.contains(&row.shard) && !(skip_dead && row.stand == Stand::Dead);
         let lanes = self.lanes.keys().filter(|lane| self.lane(lane).any(|(_, row)| blocks(row)));
-        lanes.take(MAX_BLOCKED).cloned().collect()
+        lanes.take(BLOCKED_LIMIT).cloned().collect()
     }
 
     fn has_undue_front(&self, position: Position, row: &Parked, now: Timestamp) -> bool {

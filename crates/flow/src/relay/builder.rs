@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncebox_core::plan::OnDead;
+use oncebox_core::plan::{Blocked, OnDead};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
 use oncebox_core::verdict::RetryPolicy;
@@ -40,7 +40,8 @@ pub struct RelayOptions {
     pub on_dead: OnDead,
     /// The wait after an error or outage, grown up to ten times. Default 1 s.
     pub error_backoff: Duration,
-    /// How long a stop waits for what is in flight. Default 30 s.
+    /// How long a stop waits for what is in flight; giving the leases back may
+    /// take another 5 s. Default 25 s.
     pub drain: Duration,
     /// Relays in this process that share the shards. Default 1.
     pub workers: usize,
@@ -58,7 +59,7 @@ impl Default for RelayOptions {
             retry: RetryPolicy::default(),
             on_dead: OnDead::default(),
             error_backoff: Duration::from_secs(1),
-            drain: Duration::from_secs(30),
+            drain: Duration::from_secs(25),
             workers: 1,
         }
     }
@@ -191,7 +192,7 @@ impl<S: Mailbox, P: Publisher> RelayBuilder<S, P> {
             holder: chance::holder(),
             lease: None,
             lanes: Vec::new(),
-            blocked: std::collections::HashSet::new(),
+            blocked: Blocked::default(),
             clock: self.clock,
             wakeup: self.wakeup,
             probe: self.probe,
@@ -210,7 +211,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             holder: chance::holder(),
             lease: None,
             lanes: Vec::new(),
-            blocked: std::collections::HashSet::new(),
+            blocked: Blocked::default(),
             clock: self.clock.clone(),
             wakeup: self.wakeup.clone(),
             probe: self.probe.clone(),

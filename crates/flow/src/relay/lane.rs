@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncebox_core::Result;
-use oncebox_core::log::{Cursor, Position, Settlement, Shard, Span, Window};
+use oncebox_core::log::{Cursor, LaneKey, Park, Parking, Position, Settlement, Shard, Span, Window};
 use oncebox_core::plan::{Batch, Decision, decide};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
@@ -14,6 +14,8 @@ use crate::chance;
 use crate::crash::CrashPoint;
 use crate::telemetry;
 
+/// How long one lane is driven before others, schedules and retries get their turn.
+const SLICE: Duration = Duration::from_secs(1);
 /// While there is more to read, progress is written no more often than this.
 /// Every write leaves dead rows of the cursors behind, and a snapshot that
 /// anybody holds open keeps them in the way of the next write.
@@ -25,7 +27,7 @@ const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub(super) struct Lane {
     pub(super) fences: Vec<(Shard, i64)>,
-    position: Position,
+    pub(super) position: Position,
     holes: Vec<Position>,
 }
 
@@ -75,6 +77,15 @@ impl Lane {
     }
 }
 
+/// The lanes of the rows that wait behind others.
+fn behind(park: &[Park]) -> Vec<LaneKey> {
+    let mut lanes: Vec<LaneKey> =
+        park.iter().filter(|p| p.parking == Parking::Behind).filter_map(|p| p.lane.clone()).collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    lanes
+}
+
 /// A batch read but not settled yet.
 struct Read {
     batch: Batch,
@@ -88,7 +99,10 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         let mut merged: Vec<Lane> = Vec::new();
         for lane in self.lanes.drain(..) {
             match merged.iter_mut().find(|m| m.position == lane.position && m.holes == lane.holes) {
-                Some(same) => same.fences.extend(lane.fences),
+                Some(same) => {
+                    same.fences.extend(lane.fences);
+                    same.fences.sort_unstable();
+                }
                 None => merged.push(lane),
             }
         }
@@ -107,7 +121,8 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         let span = self.read(&shards, lane.position, &lane.holes).await?;
         let mut current = self.sorted(span);
         let mut unsettled: Option<Settlement> = None;
-        let mut written = Instant::now();
+        let started = Instant::now();
+        let mut written = started;
         loop {
             self.probe.reach(CrashPoint::R2).await?;
             // What is put off here is part of the next settlement: progress only grows.
@@ -116,7 +131,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             if due.is_some() {
                 written = Instant::now();
             }
-            let more = current.full && self.has_time() && !self.stopping();
+            let more = current.full && started.elapsed() < SLICE && self.has_time() && !self.stopping();
             let (results, next, settled) = tokio::join!(
                 self.publish(&current.batch.envelopes),
                 async {
@@ -143,10 +158,17 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             lane.advance(current.through, current.holes, &decision);
             self.blocked.extend(decision.blocked);
             if (lane.position, lane.holes.len()) != before || !decision.park.is_empty() {
-                unsettled = Some(Settlement { park: decision.park, ..lane.settlement(&sink) });
+                // What this relay remembers as blocked may have been discarded
+                // meanwhile: a row parked behind nothing is freed at once.
+                let free = behind(&decision.park);
+                let skip_dead = self.options.skips_dead();
+                unsettled =
+                    Some(Settlement { park: decision.park, free, skip_dead, ..lane.settlement(&sink) });
             }
             match next {
-                Some(span) if decision.outage.is_none() && !decision.pending => current = self.sorted(span?),
+                Some(span) if decision.outage.is_none() && !decision.pending && self.has_time() => {
+                    current = self.sorted(span?)
+                }
                 _ => break,
             }
         }

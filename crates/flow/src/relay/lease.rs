@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use oncebox_core::Result;
 use oncebox_core::log::{ClaimRequest, SHARDS, Shard};
+use oncebox_core::plan::Blocked;
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
 use tokio::time::Instant;
@@ -59,11 +60,11 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
 
     pub(super) async fn reload_blocked(&mut self) -> Result<()> {
         let shards: Vec<Shard> = self.lanes.iter().flat_map(Lane::shards).collect();
-        self.blocked.clear();
-        if !shards.is_empty() {
-            let (sink, skip_dead) = (&self.options.sink, self.options.skips_dead());
-            self.blocked.extend(self.store.blocked(sink, &shards, skip_dead).await?);
-        }
+        let (sink, skip_dead) = (&self.options.sink, self.options.skips_dead());
+        self.blocked = match shards.is_empty() {
+            true => Blocked::default(),
+            false => Blocked::new(self.store.blocked(sink, &shards, skip_dead).await?),
+        };
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
-use oncebox_core::{Error, Kind};
+use oncebox_core::{Error, Kind, Result};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -12,6 +12,8 @@ use super::{Progress, Relay};
 use crate::chance;
 use crate::wakeup::Listener;
 
+/// How long giving the leases back may take; otherwise they run out.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The first wait after something happened; doubled while nothing does.
 const SHORTEST_WAIT: Duration = Duration::from_millis(2);
 
@@ -66,7 +68,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             () = self.serve(&mut report) => report.drained = true,
             () = bounded => warn!(sink = self.options.sink, "relay.drain_timed_out"),
         }
-        let released = tokio::time::timeout(self.options.lease, self.release()).await;
+        let released = tokio::time::timeout(RELEASE_TIMEOUT, self.release()).await;
         report.drained &= matches!(released, Ok(Ok(())));
         info!(
             sink = self.options.sink,
@@ -82,7 +84,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         let mut wait = SHORTEST_WAIT;
         let mut failures = 0_u32;
         while !self.stopping() {
-            match self.step().await {
+            match self.bounded_step().await {
                 Ok(progress) => {
                     report.published += progress.published as u64;
                     report.parked += progress.parked as u64;
@@ -107,6 +109,19 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
                 wait = SHORTEST_WAIT;
             } else {
                 wait = (wait * 2).min(self.options.poll);
+            }
+        }
+    }
+
+    /// A pass that hangs, on a connection nobody answers on, is given up: its
+    /// lease is over by then.
+    async fn bounded_step(&mut self) -> Result<Progress> {
+        let limit = self.options.lease * 2;
+        match tokio::time::timeout(limit, self.step()).await {
+            Ok(stepped) => stepped,
+            Err(_elapsed) => {
+                self.forget();
+                Err(Error::new(Kind::Unavailable, format!("a pass took longer than {limit:?}")))
             }
         }
     }

@@ -66,7 +66,7 @@ fn sqlstate_kind(code: &str, constraint: Option<&str>) -> Kind {
     match code {
         "40001" | "40P01" => Kind::Contention,
         "55P03" => Kind::Busy,
-        "57P01" | "57P02" | "57P03" | "25006" => Kind::Unavailable,
+        "57P01" | "57P02" | "57P03" | "57P04" | "57P05" | "25006" => Kind::Unavailable,
         "42501" | "42P01" | "42703" | "3D000" | "3F000" => Kind::Config,
         "22021" | "22P05" | "54000" => Kind::Invalid,
         "23514" if constraint.is_some_and(|name| name.starts_with("outbox_")) => Kind::Invalid,

@@ -104,6 +104,12 @@ impl Mailbox for PostgresStore {
 
     async fn discard(&self, sink: &str, position: Position, now: Option<Timestamp>) -> Result<bool> {
         let mut tx = self.begin().await?;
+        // One after the other with a relay that settles, which may be parking a row behind this one.
+        sqlx::query(self.sql(include_str!("sql/lock_cursors.sql")))
+            .bind(sink)
+            .execute(&mut *tx)
+            .await
+            .map_err(failed("cannot discard a dead letter"))?;
         let row = sqlx::query(self.sql(include_str!("sql/discard.sql")))
             .bind(sink)
             .bind(position)

@@ -8,8 +8,8 @@ use std::sync::{MutexGuard, PoisonError};
 
 use futures_util::TryStreamExt;
 use oncebox_core::log::{
-    ClaimRequest, Cursor, DueRow, LaneKey, MAX_HOLES, Park, Parking, Position, Row, SHARDS, Settlement,
-    Shard, Span, Window,
+    ClaimRequest, Cursor, DueRow, LaneKey, MAX_BLOCKED, MAX_HOLES, Park, Parking, Position, Row, SHARDS,
+    Settlement, Shard, Span, Window,
 };
 use oncebox_core::{Error, Kind, Result, Store, Timestamp};
 use sqlx::postgres::PgRow;
@@ -24,8 +24,8 @@ use super::store::PostgresStore;
 const FOREIGN_LIMIT: usize = 100_000;
 /// The most rows that follow one due head at a time.
 const RUN_LIMIT: usize = 100;
-/// The most blocked lanes told about; one more than anybody should ever have.
-const BLOCKED_LIMIT: usize = 100_001;
+/// One more than a relay lists, so that it can tell.
+const BLOCKED_LIMIT: usize = MAX_BLOCKED + 1;
 
 const CLAIM_FAILED: &str = "cannot claim shards";
 const READ_FAILED: &str = "cannot read the outbox log";

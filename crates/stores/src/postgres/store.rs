@@ -248,6 +248,10 @@ impl Store for PostgresStore {
         begun.rollback().await.map_err(failed("cannot roll back"))
     }
 
+    async fn verify(&self) -> Result<()> {
+        PostgresStore::verify(self).await
+    }
+
     async fn clock(&self, tx: &mut PgConnection) -> Result<Timestamp> {
         let clock = sqlx::query_scalar(include_str!("sql/clock.sql")).fetch_one(tx);
         clock.await.map(|Time(now)| now).map_err(failed("cannot read the clock"))

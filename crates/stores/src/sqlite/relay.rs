@@ -6,8 +6,8 @@
 use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
 use oncebox_core::log::{
-    ClaimRequest, Cursor, DueRow, LaneKey, MAX_HOLES, Park, Parking, Row, SHARDS, Settlement, Shard, Span,
-    Window,
+    ClaimRequest, Cursor, DueRow, LaneKey, MAX_BLOCKED, MAX_HOLES, Park, Parking, Row, SHARDS, Settlement,
+    Shard, Span, Window,
 };
 use oncebox_core::{Error, Kind, Result, Store, Timestamp};
 use serde_json::json;
@@ -23,7 +23,7 @@ const READ: &str = "cannot read the outbox log";
 const SETTLE: &str = "cannot settle";
 const DUE: &str = "cannot read parked messages";
 /// One more than a relay is prepared to keep in memory, so that it can tell.
-const MAX_BLOCKED: i64 = 100_001;
+const BLOCKED_LIMIT: usize = MAX_BLOCKED + 1;
 
 /// `now`, or the database's clock. Asked once, so that a transaction sees one time.
 pub(super) async fn clock(
@@ -34,7 +34,7 @@ pub(super) async fn clock(
     if let Some(now) = now {
         return Ok(now);
     }
-    sqlx::query_scalar(store.sql(include_str!("sql/now.sql")))
+    sqlx::query_scalar(store.sql(include_str!("sql/clock.sql")))
         .fetch_one(tx)
         .await
         .map(Timestamp::from_micros)
@@ -378,7 +378,7 @@ pub(super) async fn blocked(
         .bind(sink)
         .bind(shard_bits(shards))
         .bind(skip_dead)
-        .bind(MAX_BLOCKED)
+        .bind(count(BLOCKED_LIMIT))
         .fetch_all(store.pool())
         .await
         .map_err(failed("cannot read the blocked keys"))?;

@@ -23,6 +23,8 @@ pub(super) const DEFAULT_PREFIX: &str = "oncebox";
 const MAX_CONNECTIONS: u32 = 8;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Rows SQLite's thread may read ahead; with few it and the reader keep waking each other.
+const ROW_BUFFER: usize = 512;
 
 /// oncebox in a SQLite database. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -181,6 +183,7 @@ fn options(url: &str) -> Result<SqliteConnectOptions> {
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .busy_timeout(BUSY_TIMEOUT)
+        .row_buffer_size(ROW_BUFFER)
         .foreign_keys(true))
 }
 
@@ -194,9 +197,8 @@ impl Store for SqliteStore {
 
     async fn begin(&self) -> Result<Self::Begun> {
         let (pool, begin) = (self.pool.clone(), self.begin.clone());
-        // Shielded, because a begin dropped half way can leave the
-        // connection inside a transaction. Dropped here, the task ends, and
-        // the transaction it made rolls back.
+        // A begin dropped half way can leave the connection inside a
+        // transaction. Shielded it ends, and what nobody waits for rolls back.
         Shield::new(async move { pool.begin_with(begin).await }).await.map_err(begin_failed)
     }
 
@@ -206,6 +208,10 @@ impl Store for SqliteStore {
 
     async fn rollback(&self, begun: Self::Begun) -> Result<()> {
         Shield::new(begun.rollback()).await.map_err(failed("cannot roll back"))
+    }
+
+    async fn verify(&self) -> Result<()> {
+        SqliteStore::verify(self).await
     }
 
     async fn clock(&self, tx: &mut SqliteConnection) -> Result<Timestamp> {

@@ -101,7 +101,7 @@ async fn buried<F: StoreFixture>(fixture: Arc<F>) {
         (undecodable("bytes", b"\xff\xfe\0"), "undecodable", "cannot decode message note.v1"),
         (undecodable("other", b"{\"texts\": 1}"), "undecodable", "missing field `text`"),
         (undecodable("deep", &deep), "undecodable", "cannot decode message note.v1"),
-        (Envelope { id: String::new(), ..good("") }, "missing_id", "no MessageId to tell it from others"),
+        (Envelope { id: String::new(), ..good("") }, "missing_id", "no id to tell it from others"),
     ];
 
     assert!(inbox.receive(unknown.clone(), 1).await.outcomes.is_empty());

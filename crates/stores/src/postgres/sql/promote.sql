@@ -5,7 +5,7 @@ WITH due AS (
         SELECT ctid
         FROM oncebox.scheduled
         WHERE due_at <= coalesce($2, statement_timestamp())
-        ORDER BY due_at
+        ORDER BY due_at, tenant, source, id
         LIMIT $1
         FOR UPDATE SKIP LOCKED
     ))
@@ -20,5 +20,5 @@ INSERT INTO oncebox.outbox (
     content_type, data_schema, correlation_id, causation_id, idempotency_key, traceparent, tracestate,
     baggage, headers, payload, coalesce($2, clock_timestamp())
 FROM due
-ORDER BY due_at
+ORDER BY due_at, tenant, source, id
 ON CONFLICT DO NOTHING

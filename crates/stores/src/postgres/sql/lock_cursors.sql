@@ -1,0 +1,1 @@
+SELECT shard FROM oncebox.relay_cursor WHERE sink = $1 ORDER BY shard FOR UPDATE
