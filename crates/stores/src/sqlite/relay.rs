@@ -163,10 +163,11 @@ pub(super) async fn read(store: &SqliteStore, window: Window<'_>) -> Result<Span
     }
     // Before the rows: one that is committed in between is simply read next time.
     let end = if reads_all(bits) { window.after } else { end(store, &mut connection).await? };
-    let query = sqlx::query(store.sql(include_str!("sql/read_rows.sql")))
-        .bind(window.after)
-        .bind(bits)
-        .bind(count(window.limit));
+    let query = match reads_all(bits) {
+        true => sqlx::query(store.sql(include_str!("sql/read_all.sql"))).bind(window.after),
+        false => sqlx::query(store.sql(include_str!("sql/read_rows.sql"))).bind(window.after).bind(bits),
+    };
+    let query = query.bind(count(window.limit));
     let mut found = log_rows(query.fetch(&mut *connection)).await?;
     let full = found.len() >= window.limit;
     rows.append(&mut found);
