@@ -4,6 +4,10 @@
 //! A test's hook may block (for a parent process to kill it), note the visit,
 //! or answer [`Reaction::Crash`], upon which the caller stops where it stands,
 //! without cleaning up, as a dead process would.
+//!
+//! Points that are no place in this code (a late commit, a refused message, a
+//! frozen holder, a swallowed error) have no name here; the end-to-end tests
+//! bring them about by other means.
 
 use std::fmt;
 use std::future::Future;
