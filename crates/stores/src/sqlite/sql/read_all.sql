@@ -1,7 +1,13 @@
 -- For a reader of every shard, which is spared the question: a row's shard is computed whenever it is asked for.
 SELECT o.position, o.shard, o.id, o.source, o.type, o.schema_version, o.tenant, o.ordering_key, o.destination,
-    o.subject, o.aggregate_type, o.content_type, o.data_schema, o.correlation_id, o.causation_id,
-    o.idempotency_key, o.traceparent, o.tracestate, o.baggage, o.headers, o.created_at, o.payload
+    o.content_type, o.created_at, o.payload,
+    CASE WHEN coalesce(o.subject, o.aggregate_type, o.data_schema, o.correlation_id, o.causation_id,
+            o.idempotency_key, o.traceparent, o.tracestate, o.baggage, nullif(o.headers, '{}')) IS NOT NULL
+        THEN json_array(CAST(o.subject AS TEXT), CAST(o.aggregate_type AS TEXT), CAST(o.data_schema AS TEXT),
+            CAST(o.correlation_id AS TEXT), CAST(o.causation_id AS TEXT), CAST(o.idempotency_key AS TEXT),
+            CAST(o.traceparent AS TEXT), CAST(o.tracestate AS TEXT), CAST(o.baggage AS TEXT),
+            CAST(o.headers AS TEXT))
+    END AS extras
 FROM oncebox_outbox AS o
 WHERE o.position > ?1
 ORDER BY o.position

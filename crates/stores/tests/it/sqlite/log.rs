@@ -110,7 +110,10 @@ async fn a_row_nobody_can_read_spoils_no_other() {
          INSERT INTO oncebox_outbox (type, destination, payload) VALUES ('t', CAST(x'ff' AS TEXT), x'00');
          INSERT INTO oncebox_outbox (type, destination, payload, schema_version) VALUES ('t', 'd', x'00', 'x');
          INSERT INTO oncebox_outbox (type, destination, payload, headers)
-             VALUES ('t', 'd', x'00', '{\"n\": 1}');",
+             VALUES ('t', 'd', x'00', '{\"n\": 1}');
+         INSERT INTO oncebox_outbox (type, destination, payload, subject) VALUES ('t', 'd', x'00', x'ff');
+         INSERT INTO oncebox_outbox (type, destination, payload, baggage)
+             VALUES ('t', 'd', x'00', 'a' || char(0) || '\"');",
     )
     .execute(store.pool())
     .await
@@ -119,7 +122,8 @@ async fn a_row_nobody_can_read_spoils_no_other() {
     let rows = store.read(window(&ALL, 0, 10)).await.unwrap().rows;
 
     let readable: Vec<bool> = rows.iter().map(|row| row.envelope.is_ok()).collect();
-    assert_eq!(readable, [true, false, false, true]);
+    assert_eq!(readable, [true, false, false, true, false, true]);
     assert_eq!(rows[0].envelope.as_ref().unwrap().payload, b"text is fine");
     assert_eq!(rows[3].envelope.as_ref().unwrap().headers["n"], "1");
+    assert_eq!(rows[5].envelope.as_ref().unwrap().baggage.as_deref(), Some("a\0\""));
 }
