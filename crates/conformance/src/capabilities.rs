@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use oncebox_core::Capabilities;
+use oncebox_core::{Capabilities, Order};
 
 /// What a store promises beyond its traits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +47,10 @@ pub fn page(stores: &[Guarantees], transports: &[Capabilities]) -> String {
     page.push_str(
         "\n## Transports\n\nA transport confirms only what is stored at its destination, and redelivers what was not acknowledged.\n\n",
     );
-    let rows: [Promise<Capabilities>; 4] = [
+    let rows: [Promise<Capabilities>; 5] = [
         ("A confirmed message survives the process", |transport| transport.survives_process),
-        ("One key, one delivery at a time, in order", |transport| transport.key_order),
+        ("One key, one delivery at a time, in order", |transport| transport.order != Order::None),
+        ("Keys are shared among the members of a group", |transport| transport.order == Order::ByKey),
         ("A delayed redelivery is kept", |transport| transport.delayed_nack),
         ("The attempt number is exact", |transport| transport.exact_attempts),
     ];

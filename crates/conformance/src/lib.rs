@@ -18,7 +18,7 @@
 //! - [`ledger`]: what was committed against what took effect.
 //! - [`differential`]: random operations on a store and on the memory store at once.
 //! - [`capabilities`]: the table in the reference, from the same values.
-//! - [`proxy`]: a network that fails on demand.
+//! - [`proxy`]: a network that fails on demand. [`ailing`]: a store that does. [`server`]: a broker to kill.
 //! - [`sample`], [`steps`], [`dice`], [`run`]: what cases are made of and how they run.
 
 #![allow(
@@ -30,6 +30,7 @@
     reason = "test support: a case that does not hold ends with a panic"
 )]
 
+pub mod ailing;
 pub mod capabilities;
 pub mod dice;
 pub mod differential;
@@ -39,6 +40,7 @@ pub mod path;
 pub mod proxy;
 pub mod run;
 pub mod sample;
+pub mod server;
 pub mod steps;
 pub mod store;
 pub mod transport;

@@ -6,17 +6,30 @@
 
 #![allow(missing_docs, reason = "the name of a case is its documentation")]
 
+pub mod ailing;
 pub mod delivery;
 pub mod dying;
 pub mod failure;
+pub mod forging;
 pub mod identity;
 pub mod parking;
+pub mod routing;
 pub mod scene;
 
 /// Tests the whole path on a store: one test for each promise.
 #[macro_export]
 macro_rules! path_suite {
     ($fixture:ty) => {
+        mod ailing {
+            $crate::cases!(on_store, $fixture, path::ailing, [
+                a_pass_that_hangs_is_given_up_and_the_relay_goes_on
+                a_rollback_that_hangs_is_given_up_and_the_message_comes_again
+                a_sweep_that_hangs_does_not_hold_up_a_stop
+                a_janitor_does_not_believe_a_clock_that_jumped
+                a_delay_counts_by_the_databases_clock
+                a_run_that_could_not_be_signed_off_is_not_a_death
+            ]);
+        }
         mod delivery {
             $crate::cases!(on_store, $fixture, path::delivery, [
                 a_committed_message_takes_effect_and_a_rolled_back_one_does_not
@@ -52,6 +65,17 @@ macro_rules! path_suite {
                 the_databases_troubles_spend_no_attempt
             ]);
         }
+        mod forging {
+            $crate::cases!(on_store, $fixture, path::forging, [
+                what_is_signed_on_its_way_out_takes_effect
+                a_forged_id_does_not_suppress_the_real_message
+                an_altered_message_is_quarantined
+                an_unsigned_message_is_refused_where_signatures_are_required
+                a_type_nobody_takes_is_ignored_before_it_is_verified
+                a_replay_is_too_old_once_its_marker_is_gone
+                a_key_that_a_signature_does_not_cover_is_a_mistake
+            ]);
+        }
         mod identity {
             $crate::cases!(on_store, $fixture, path::identity, [
                 another_body_under_a_handled_id_is_refused
@@ -73,6 +97,15 @@ macro_rules! path_suite {
                 attempts_of_a_refused_message_are_counted_exactly
                 a_key_goes_on_although_a_relay_still_takes_it_for_blocked
                 a_destination_that_is_down_holds_up_no_other
+                a_key_blocked_by_its_dead_goes_on_once_dead_ones_are_skipped
+            ]);
+        }
+        mod routing {
+            $crate::cases!(on_store, $fixture, path::routing, [
+                sinks_take_what_is_theirs_each_at_its_own_pace
+                the_destination_that_is_down_is_told_by_where_messages_really_go
+                an_outbox_routes_by_name_unless_told_otherwise
+                a_routes_size_limit_is_checked_at_put
             ]);
         }
     };
@@ -84,11 +117,14 @@ mod tests {
     #[test]
     fn every_case_is_listed() {
         let topics = [
+            include_str!("path/ailing.rs"),
             include_str!("path/delivery.rs"),
             include_str!("path/dying.rs"),
             include_str!("path/failure.rs"),
+            include_str!("path/forging.rs"),
             include_str!("path/identity.rs"),
             include_str!("path/parking.rs"),
+            include_str!("path/routing.rs"),
         ];
         crate::suite::assert_listed(include_str!("path.rs"), &topics);
     }

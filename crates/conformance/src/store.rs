@@ -128,6 +128,8 @@ macro_rules! store_suite_relay {
                 a_requeued_dead_letter_has_its_attempts_back
                 a_discarded_dead_letter_frees_its_key
                 only_dead_letters_are_requeued_or_discarded
+                a_row_in_front_that_is_not_due_holds_back_a_later_one_that_is
+                a_requeued_dead_letter_goes_before_a_later_one_that_waits
             ]);
         }
     };

@@ -1,97 +1,192 @@
-//! CloudEvents 1.0, structured mode: an envelope as one JSON object.
+//! CloudEvents 1.0: an envelope on the wire, in both modes.
 //!
-//! Attributes CloudEvents does not name travel as extensions, whose names may
-//! only have lower-case letters and digits.
+//! *Structured*: one JSON object holds everything. *Binary*: the body is the
+//! payload, and the attributes travel beside it as headers of the transport.
+//! A transport writes [`Parts`] in its own way and reads them back; what they
+//! mean is decided here, once for all of them.
+//!
+//! Attributes that CloudEvents does not name travel as extensions. What a
+//! foreign producer adds is kept as a header of the user's own.
 
-use serde_json::{Map, Value};
+mod attributes;
+mod base64;
+mod headers;
+mod percent;
+mod structured;
+
+use std::fmt;
+use std::str::FromStr;
 
 use crate::envelope::Envelope;
+use crate::error::{Error, Kind, Result};
 
-/// The envelope as a CloudEvents JSON object. A JSON payload is embedded as
-/// `data`, anything else as `data_base64`.
+pub use headers::plain;
+pub use percent::{percent_decode, percent_encode};
+pub use structured::{from_json, to_json};
+
+/// The media type of a structured event.
+pub const STRUCTURED: &str = "application/cloudevents+json; charset=utf-8";
+/// What every media type of a structured event or a batch begins with.
+const STRUCTURED_PREFIX: &str = "application/cloudevents";
+/// Stands in for a media type that cannot be the transport's own.
+const OPAQUE: &str = "application/octet-stream";
+/// The media type of a message that does not say.
+const BARE: &str = "application/json";
+
+/// How an event travels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// The body is the payload; attributes are headers of the transport.
+    #[default]
+    Binary,
+    /// The body is one JSON object that holds everything.
+    Structured,
+}
+
+impl Mode {
+    /// The name in configurations.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Binary => "binary",
+            Self::Structured => "structured",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Self::Binary, Self::Structured].into_iter().find(|mode| mode.name() == text).ok_or_else(|| {
+            Error::new(Kind::Config, format!("{text:?} is not a mode: use \"binary\" or \"structured\""))
+        })
+    }
+}
+
+/// An event taken apart for a transport.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// The media type of the body; empty if the transport should say nothing.
+    pub content_type: String,
+    /// CloudEvents attributes, without a prefix and not percent-encoded.
+    pub attributes: Vec<(String, String)>,
+    /// Headers of the user's own.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// Sizes and names only, as [`Envelope`] does it.
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |list: &[(String, String)]| list.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        f.debug_struct("Parts")
+            .field("content_type", &self.content_type)
+            .field("attributes", &names(&self.attributes))
+            .field("headers", &self.headers.len())
+            .field("body_bytes", &self.body.len())
+            .finish()
+    }
+}
+
+/// Takes an envelope apart for a transport whose headers hold any text.
+/// [`decode`] is its inverse, except that `due` stays behind: it is over once a
+/// message travels.
 #[must_use]
-pub fn to_json(envelope: &Envelope) -> Value {
-    let mut event = Map::new();
-    let mut text = |name: &str, value: Option<&str>| {
-        if let Some(value) = value.filter(|value| !value.is_empty()) {
-            event.insert(name.into(), value.into());
-        }
-    };
-    text("specversion", Some("1.0"));
-    text("id", Some(&envelope.id));
-    text("source", Some(&envelope.source));
-    text("type", Some(&envelope.kind));
-    text("subject", envelope.subject.as_deref());
-    text("time", envelope.time.map(|time| time.to_string()).as_deref());
-    text("datacontenttype", Some(&envelope.content_type));
-    text("dataschema", envelope.data_schema.as_deref());
-    text("tenant", Some(&envelope.tenant));
-    text("partitionkey", envelope.key.as_deref());
-    text("destination", Some(&envelope.destination));
-    text("aggregatetype", envelope.aggregate_type.as_deref());
-    text("correlationid", envelope.correlation_id.as_deref());
-    text("causationid", envelope.causation_id.as_deref());
-    text("idempotencykey", envelope.idempotency_key.as_deref());
-    text("traceparent", envelope.traceparent.as_deref());
-    text("tracestate", envelope.tracestate.as_deref());
-    text("baggage", envelope.baggage.as_deref());
-    event.insert("schemaversion".into(), envelope.schema_version.into());
-    if !envelope.headers.is_empty() {
-        let headers = envelope.headers.iter().map(|(k, v)| (k.clone(), v.clone().into()));
-        event.insert("headers".into(), Value::Object(headers.collect()));
-    }
-    let (name, data) = data(envelope);
-    event.insert(name.into(), data);
-    Value::Object(event)
-}
-
-fn data(envelope: &Envelope) -> (&'static str, Value) {
-    let media = envelope.content_type.split(';').next().unwrap_or_default().trim();
-    let is_json = media.is_empty() || media == "application/json" || media.ends_with("+json");
-    match serde_json::from_slice(&envelope.payload) {
-        Ok(value) if is_json => ("data", value),
-        _ => ("data_base64", base64(&envelope.payload).into()),
+pub fn encode(envelope: &Envelope, mode: Mode) -> Parts {
+    match mode {
+        Mode::Structured => structured_parts(envelope),
+        Mode::Binary => binary_parts(envelope, |name, _| headers::is_free(name), |_| true),
     }
 }
 
-#[expect(clippy::indexing_slicing, reason = "the index is six bits wide, the table has 64 entries")]
-fn base64(bytes: &[u8]) -> String {
-    const TABLE: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let word =
-            chunk.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for place in 0..4 {
-            let six = (word >> (18 - 6 * place)) & 63;
-            text.push(if place <= chunk.len() { char::from(TABLE[six as usize]) } else { '=' });
-        }
+/// As [`encode`], for a transport whose headers are lines of text: a header
+/// that such a line cannot hold travels in the attribute `headers`. The
+/// transport percent-encodes the attributes and nothing else.
+#[must_use]
+pub fn encode_for_text_headers(envelope: &Envelope, mode: Mode) -> Parts {
+    match mode {
+        Mode::Structured => structured_parts(envelope),
+        Mode::Binary => binary_parts(envelope, plain, headers::is_line),
     }
-    text
+}
+
+/// Puts an event together again: structured if the media type says so, binary
+/// if there is a `specversion`, else [`bare`].
+///
+/// # Errors
+/// [`Kind::Corrupt`] if it claims to be an event and is none.
+pub fn decode(parts: Parts) -> Result<Envelope> {
+    if is_structured(&parts.content_type) {
+        return structured::decode(&parts);
+    }
+    if !parts.attributes.iter().any(|(name, _)| name.eq_ignore_ascii_case("specversion")) {
+        return Ok(bare(parts));
+    }
+    let mut envelope = attributes::empty();
+    envelope.content_type = parts.content_type;
+    for (name, value) in parts.attributes {
+        attributes::assign(&mut envelope, &name, value)?;
+    }
+    envelope.headers.extend(parts.headers);
+    envelope.payload = parts.body;
+    Ok(envelope)
+}
+
+/// A message that is no event: its body is the payload, and it has neither id
+/// nor source nor type. What becomes of it is up to the inbox. Also the way to
+/// bury what [`decode`] refuses.
+#[must_use]
+pub fn bare(parts: Parts) -> Envelope {
+    let mut envelope = attributes::empty();
+    envelope.content_type = if parts.content_type.is_empty() { BARE.to_owned() } else { parts.content_type };
+    envelope.headers.extend(parts.attributes);
+    envelope.headers.extend(parts.headers);
+    envelope.payload = parts.body;
+    envelope
+}
+
+fn structured_parts(envelope: &Envelope) -> Parts {
+    Parts { content_type: STRUCTURED.to_owned(), body: structured::encode(envelope), ..Parts::default() }
+}
+
+fn binary_parts(
+    envelope: &Envelope,
+    travels: impl Fn(&str, &str) -> bool,
+    is_media_type: impl Fn(&str) -> bool,
+) -> Parts {
+    let mut parts = Parts { content_type: envelope.content_type.clone(), ..Parts::default() };
+    attributes::each(envelope, |name, value| parts.attributes.push((name.to_owned(), value.into_owned())));
+    // A payload that is itself an event must not be taken for this event.
+    if is_structured(&envelope.content_type) || !is_media_type(&envelope.content_type) {
+        parts.attributes.push(("datacontenttype".into(), std::mem::take(&mut parts.content_type)));
+        parts.content_type = OPAQUE.into();
+    }
+    let (plain, others): (Vec<_>, Vec<_>) =
+        envelope.headers.iter().partition(|(name, value)| travels(name, value));
+    parts.headers = plain.into_iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+    if !others.is_empty() {
+        parts.attributes.push(("headers".into(), headers::to_text(others)));
+    }
+    parts.body.clone_from(&envelope.payload);
+    parts
+}
+
+fn is_structured(content_type: &str) -> bool {
+    let head = content_type.trim_start().get(..STRUCTURED_PREFIX.len());
+    head.is_some_and(|head| head.eq_ignore_ascii_case(STRUCTURED_PREFIX))
+}
+
+fn corrupt(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(Kind::Corrupt, message)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_pads_as_rfc_4648_says() {
-        let cases = [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")];
-
-        for (plain, coded) in cases {
-            assert_eq!(base64(plain.as_bytes()), coded);
-        }
-    }
-
-    #[test]
-    fn a_payload_that_only_claims_to_be_json_travels_as_bytes() {
-        let json = Envelope {
-            payload: b"{\"a\":1}".to_vec(),
-            content_type: "application/json".into(),
-            ..Envelope::default()
-        };
-        let broken = Envelope { payload: b"{".to_vec(), ..json.clone() };
-
-        assert_eq!(to_json(&json).pointer("/data/a"), Some(&Value::from(1)));
-        assert_eq!(to_json(&broken).get("data_base64"), Some(&Value::from("ew==")));
-    }
-}
+mod tests;

@@ -93,6 +93,17 @@ impl KeySelector {
         }
     }
 
+    /// Whether the key is made of what a [signature](crate::signature) covers.
+    /// What a custom function looks at is not known; it is taken to know.
+    #[must_use]
+    pub fn is_signed(&self) -> bool {
+        match self {
+            Self::MessageId | Self::Custom(_) => true,
+            Self::Header(_) | Self::CorrelationId | Self::IdempotencyKey => false,
+            Self::Composite(parts) => parts.iter().all(Self::is_signed),
+        }
+    }
+
     fn text(&self, envelope: &Envelope) -> Option<String> {
         match self {
             Self::MessageId => non_empty(&envelope.id).map(|id| format!("{}/{id}", envelope.source)),

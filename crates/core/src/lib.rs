@@ -8,10 +8,11 @@
 //! - [`message`]: what a user sends; [`envelope`]: what is stored and travels.
 //! - [`limits`]: the bounds an envelope must keep; [`digest`]: how bodies are compared.
 //! - [`store`]: the database seam, one trait per role; [`log`]: the rows the relay reads and settles.
-//! - [`transport`]: the broker seam.
+//! - [`transport`]: the broker seam; [`routes`]: where a message goes; [`preflight`]: whether it is safe there.
 //! - [`plan`]: which rows a relay may send and what it may settle; [`backoff`], [`verdict`]: what a failure costs.
 //! - [`handler`]: how a handler is named and keyed; [`inspect`]: what operators see.
-//! - [`cloudevents`], [`timestamp`], [`identifier`], [`error`]: the small print.
+//! - [`cloudevents`]: an envelope on the wire; [`signature`]: who wrote it.
+//! - [`timestamp`], [`identifier`], [`error`]: the small print.
 
 pub mod backoff;
 pub mod cloudevents;
@@ -25,6 +26,9 @@ pub mod limits;
 pub mod log;
 pub mod message;
 pub mod plan;
+pub mod preflight;
+pub mod routes;
+pub mod signature;
 pub mod store;
 pub mod timestamp;
 pub mod transport;
@@ -38,7 +42,10 @@ pub use handler::{HandlerError, HandlerKey, KeySelector, MissingId};
 pub use identifier::Identifier;
 pub use limits::Limits;
 pub use message::Message;
+pub use preflight::{Finding, Grade, Inspection, Preflight};
+pub use routes::{Route, Routes, Rule};
+pub use signature::{Forgery, Keyring};
 pub use store::{Dedup, Mailbox, Once, Retention, Store, Transaction};
 pub use timestamp::Timestamp;
-pub use transport::{Acknowledge, Capabilities, Delivery, Failure, Feed, Publisher, Subscriber};
+pub use transport::{Acknowledge, Capabilities, Delivery, Failure, Feed, Order, Publisher, Subscriber};
 pub use verdict::{Outcome, Verdict};

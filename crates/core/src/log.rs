@@ -23,6 +23,13 @@ pub const MAX_BLOCKED: usize = 100_000;
 /// More open holes than this and a reader waits for them instead of going on.
 pub const MAX_HOLES: usize = 20_000;
 
+/// How many shards each of `live` relays may hold, so that together they hold all.
+#[must_use]
+pub fn fair_share(live: i64) -> i64 {
+    let (shards, live) = (i64::from(SHARDS), live.max(1));
+    (shards - 1) / live + 1
+}
+
 /// What a relay asks for when it wants shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRequest {
@@ -194,4 +201,18 @@ pub struct ParkedRow {
     pub reason: Option<String>,
     /// When it was parked.
     pub since: Timestamp,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fair_shares_cover_all_shards() {
+        let shares: Vec<i64> = (0..10).map(fair_share).collect();
+
+        assert_eq!(shares, [8, 8, 4, 3, 2, 2, 2, 2, 1, 1]);
+        assert!((1..10).all(|live| live * fair_share(live) >= i64::from(SHARDS)));
+        assert_eq!((fair_share(i64::MIN), fair_share(i64::MAX)), (8, 1));
+    }
 }

@@ -6,11 +6,18 @@
 //! an outage parks nothing and spends nothing.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use crate::envelope::Envelope;
 use crate::log::{LaneKey, MAX_BLOCKED, Park, Parking, Position, Row, Shard};
 use crate::transport::{Class, Failure};
 use crate::verdict::RetryPolicy;
+
+/// A destination that wants to be left alone for longer than this is not obeyed.
+pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
+/// The whole log waits for a destination that wants to be left alone this
+/// long; what goes to one that wants longer steps aside.
+pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where a message to be sent stands in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +40,8 @@ pub struct Batch {
     pub envelopes: Vec<Envelope>,
     /// Rows that must be put beside the log instead.
     pub park: Vec<Park>,
+    /// Where messages go that do not go to their own destination.
+    redirected: HashMap<Position, Option<String>>,
 }
 
 impl Batch {
@@ -66,6 +75,23 @@ impl Batch {
         }
     }
 
+    /// Notes where the publisher sends each message, if not to its own
+    /// destination. Only [`decide`] wants to know, and only of a batch that
+    /// was not confirmed as a whole.
+    pub fn redirect(&mut self, to: impl Fn(&Envelope) -> Option<String>) {
+        for (slot, envelope) in self.slots.iter().zip(&self.envelopes) {
+            let destination = to(envelope);
+            if destination.as_deref() != Some(envelope.destination.as_str()) {
+                self.redirected.insert(slot.position, destination);
+            }
+        }
+    }
+
+    /// Where the message at `slot` goes, if anywhere.
+    fn destination<'b>(&'b self, slot: &Slot, envelope: &'b Envelope) -> Option<&'b str> {
+        self.redirected.get(&slot.position).map_or(Some(&envelope.destination), Option::as_deref)
+    }
+
     /// Adds one message.
     pub fn push(&mut self, slot: Slot, envelope: Envelope) {
         self.slots.push(slot);
@@ -93,6 +119,11 @@ impl Blocked {
     pub fn extend(&mut self, lanes: Vec<LaneKey>) {
         self.lanes.extend(lanes);
         self.is_every_lane |= self.lanes.len() > MAX_BLOCKED;
+    }
+
+    /// The lanes it knows by name.
+    pub fn lanes(&self) -> impl Iterator<Item = &LaneKey> {
+        self.lanes.iter()
     }
 
     fn holds_back(&self, envelope: &Envelope) -> bool {
@@ -127,6 +158,10 @@ pub struct Decision {
     pub blocked: Vec<LaneKey>,
     /// Why the destination is not usable, if it is not.
     pub outage: Option<String>,
+    /// How long it wants to be left alone, if it said so.
+    pub retry_after: Option<Duration>,
+    /// The same for each unsettled message whose destination said so.
+    wishes: HashMap<Position, Duration>,
     /// Whether confirms are still to come from a transport that is merely slow.
     pub pending: bool,
 }
@@ -139,12 +174,24 @@ enum Halt {
 
 /// The lanes of a batch that have come to a halt, and the rules they go by.
 struct Lanes<'p> {
+    batch: &'p Batch,
     halted: HashMap<LaneKey, Halt>,
     /// Destinations that confirmed something in this batch.
     alive: HashSet<&'p str>,
     policy: &'p RetryPolicy,
     on_dead: OnDead,
     chance: f64,
+}
+
+impl Lanes<'_> {
+    /// One destination of several is out of order, or will be for a while: what
+    /// goes there steps aside, unblamed, so that the others flow.
+    fn steps_aside(&self, slot: &Slot, envelope: &Envelope, failure: &Failure) -> bool {
+        let destination = self.batch.destination(slot, envelope).unwrap_or_default();
+        let others_live = !self.alive.is_empty() && !self.alive.contains(destination);
+        let takes_long = failure.retry_after.is_some_and(|wish| wish > PATIENCE);
+        failure.class == Class::Destination && (others_live || takes_long)
+    }
 }
 
 /// Decides a batch from its results, one for each envelope in order. Missing
@@ -164,9 +211,10 @@ pub fn decide(
         decision.settled = batch.slots.iter().map(|slot| slot.position).collect();
         return decision;
     }
-    let confirmed = results.as_slice().iter().zip(&batch.envelopes).filter(|(result, _)| result.is_ok());
-    let alive = confirmed.map(|(_, envelope)| envelope.destination.as_str()).collect();
-    let mut lanes = Lanes { halted: HashMap::new(), alive, policy, on_dead, chance };
+    let sent = batch.slots.iter().zip(&batch.envelopes);
+    let confirmed = results.as_slice().iter().zip(sent).filter(|(result, _)| result.is_ok());
+    let alive = confirmed.filter_map(|(_, (slot, envelope))| batch.destination(slot, envelope)).collect();
+    let mut lanes = Lanes { batch, halted: HashMap::new(), alive, policy, on_dead, chance };
     for (slot, envelope) in batch.slots.iter().zip(&batch.envelopes) {
         let result = results.next().unwrap_or_else(|| Err(Failure::unknown("the transport gave no answer")));
         let lane = LaneKey::of(envelope);
@@ -197,16 +245,16 @@ impl Decision {
             Err(failure) => failure,
         };
         let is_spent = failure.class == Class::Message;
-        // One destination of several is out of order: what goes there steps
-        // aside, unblamed, so that the others flow.
-        let steps_aside = failure.class == Class::Destination
-            && !lanes.alive.is_empty()
-            && !lanes.alive.contains(envelope.destination.as_str());
-        if !is_spent && !steps_aside {
+        let wish = failure.retry_after.map(|wish| wish.min(MAX_RETRY_AFTER));
+        if !is_spent && !lanes.steps_aside(&slot, envelope, &failure) {
             self.unsettled.push(slot.position);
+            self.wishes.extend(wish.map(|wish| (slot.position, wish)));
             match failure.class {
                 Class::Pending => self.pending = true,
-                _ => drop(self.outage.get_or_insert(failure.reason)),
+                _ => {
+                    self.retry_after = self.retry_after.max(wish);
+                    self.outage.get_or_insert(failure.reason);
+                }
             }
             lanes.halted.extend(lane.map(|lane| (lane, Halt::Unsettled)));
             return;
@@ -219,13 +267,12 @@ impl Decision {
                 return;
             }
         } else {
+            let backoff = lanes.policy.backoff.delay(attempts.max(1), lanes.chance);
             self.park.push(Park {
                 position: slot.position,
                 shard: slot.shard,
                 lane: lane.clone(),
-                parking: Parking::Waiting {
-                    after: lanes.policy.backoff.delay(attempts.max(1), lanes.chance),
-                },
+                parking: Parking::Waiting { after: backoff.max(wish.unwrap_or_default()) },
                 attempts,
                 reason: Some(failure.reason),
             });
@@ -244,6 +291,8 @@ impl Decision {
     pub fn stay_parked(&mut self, batch: &Batch, policy: &RetryPolicy, chance: f64) {
         let unsettled: HashSet<Position> = self.unsettled.drain(..).collect();
         let reason = self.outage.take();
+        self.retry_after = None;
+        let wishes = std::mem::take(&mut self.wishes);
         let mut heads = HashSet::new();
         for (slot, envelope) in batch.slots.iter().zip(&batch.envelopes) {
             if !unsettled.contains(&slot.position) {
@@ -251,7 +300,8 @@ impl Decision {
             }
             let lane = LaneKey::of(envelope);
             let is_head = lane.as_ref().is_none_or(|lane| heads.insert(lane.clone()));
-            let after = policy.backoff.delay(slot.attempts.max(1), chance);
+            let wish = wishes.get(&slot.position).copied().unwrap_or_default();
+            let after = policy.backoff.delay(slot.attempts.max(1), chance).max(wish);
             self.park.push(Park {
                 position: slot.position,
                 shard: slot.shard,
@@ -276,128 +326,4 @@ fn dead(slot: Slot, lane: Option<LaneKey>, attempts: u32, reason: String) -> Par
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn batch(keys: &[Option<&str>]) -> Batch {
-        let mut batch = Batch::default();
-        for (position, key) in (1..).zip(keys) {
-            let envelope = Envelope { key: key.map(Into::into), ..Envelope::default() };
-            batch.push(Slot { position, shard: 0, attempts: 0 }, envelope);
-        }
-        batch
-    }
-
-    fn run(batch: &Batch, results: Vec<Result<(), Failure>>) -> Decision {
-        decide(batch, results, &RetryPolicy::default(), OnDead::BlockKey, 0.5)
-    }
-
-    #[test]
-    fn a_refused_head_parks_its_key_and_nothing_else() {
-        let batch = batch(&[Some("a"), Some("b"), Some("a"), None]);
-
-        let decision = run(&batch, vec![Err(Failure::message("too large")), Ok(()), Ok(()), Ok(())]);
-
-        assert_eq!(decision.settled, [2, 4]);
-        let parked: Vec<_> = decision.park.iter().map(|p| (p.position, p.parking.name())).collect();
-        assert_eq!(parked, [(1, "waiting"), (3, "behind")]);
-        assert_eq!(decision.outage, None);
-    }
-
-    #[test]
-    fn a_confirm_behind_an_unconfirmed_message_of_its_key_does_not_settle() {
-        let batch = batch(&[Some("a"), Some("a"), Some("b")]);
-
-        let decision = run(&batch, vec![Err(Failure::unknown("timeout")), Ok(()), Ok(())]);
-
-        assert_eq!(decision.settled, [3]);
-        assert_eq!(decision.unsettled, [1, 2]);
-        assert!(decision.park.is_empty());
-    }
-
-    #[test]
-    fn an_outage_parks_nothing() {
-        let batch = batch(&[None, Some("a"), None]);
-
-        let decision =
-            run(&batch, vec![Err(Failure::destination("down")), Err(Failure::destination("down")), Ok(())]);
-
-        assert!(decision.park.is_empty());
-        assert_eq!(decision.unsettled, [1, 2]);
-        assert_eq!(decision.outage.as_deref(), Some("down"));
-    }
-
-    #[test]
-    fn a_slow_confirm_settles_nothing_and_is_no_outage() {
-        let batch = batch(&[Some("a"), Some("a"), None]);
-
-        let decision = run(&batch, vec![Err(Failure::pending("slow")), Ok(()), Ok(())]);
-
-        assert_eq!((decision.settled, decision.unsettled), (vec![3], vec![1, 2]));
-        assert!(decision.pending && decision.outage.is_none());
-    }
-
-    #[test]
-    fn one_destination_out_of_order_steps_aside_and_the_others_flow() {
-        let mut batch = batch(&[Some("a"), Some("b"), Some("a")]);
-        batch.envelopes[0].destination = "down".into();
-
-        let decision = run(&batch, vec![Err(Failure::destination("full")), Ok(()), Ok(())]);
-
-        assert_eq!(decision.settled, [2]);
-        let parked: Vec<_> =
-            decision.park.iter().map(|p| (p.position, p.parking.name(), p.attempts)).collect();
-        assert_eq!(parked, [(1, "waiting", 0), (3, "behind", 0)]);
-        assert_eq!((decision.outage, decision.unsettled), (None, vec![]));
-    }
-
-    #[test]
-    fn parked_rows_whose_destination_is_down_stay_parked_unblamed() {
-        let batch = batch(&[Some("a"), Some("a"), None]);
-        let down = || Err(Failure::destination("down"));
-
-        let mut decision = run(&batch, vec![down(), down(), down()]);
-        decision.stay_parked(&batch, &RetryPolicy::default(), 0.5);
-
-        let parked: Vec<_> =
-            decision.park.iter().map(|p| (p.position, p.parking.name(), p.attempts)).collect();
-        assert_eq!(parked, [(1, "waiting", 0), (2, "behind", 0), (3, "waiting", 0)]);
-        assert!(decision.unsettled.is_empty() && decision.outage.is_none());
-    }
-
-    #[test]
-    fn a_transport_that_answers_short_confirms_nothing_more() {
-        let decision = run(&batch(&[None, None]), vec![Ok(())]);
-
-        assert_eq!(decision.settled, [1]);
-        assert_eq!(decision.unsettled, [2]);
-    }
-
-    #[test]
-    fn a_permanent_refusal_is_dead_at_once_and_skip_lets_the_key_go_on() {
-        let batch = batch(&[Some("a"), Some("a")]);
-        let results = || vec![Err(Failure::message("bad subject").permanently()), Ok(())];
-
-        let blocked = run(&batch, results());
-        let skipped = decide(&batch, results(), &RetryPolicy::default(), OnDead::SkipKey, 0.5);
-
-        assert_eq!(blocked.park.iter().map(|p| p.parking.name()).collect::<Vec<_>>(), ["dead", "behind"]);
-        assert!(blocked.settled.is_empty());
-        assert_eq!(skipped.settled, [2]);
-    }
-
-    #[test]
-    fn rows_of_a_blocked_lane_wait_behind_it() {
-        let lane = LaneKey { tenant: String::new(), key: "a".into() };
-        let row = |position, key: &str| Row {
-            position,
-            shard: 0,
-            envelope: Ok(Envelope { key: Some(key.into()), ..Envelope::default() }),
-        };
-
-        let batch = Batch::of_rows(vec![row(1, "a"), row(2, "b")], &Blocked::new(vec![lane]));
-
-        assert_eq!(batch.slots.len(), 1);
-        assert_eq!(batch.park.first().map(|p| p.position), Some(1));
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
 //! The broker seam: who sends, who delivers.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
 use std::time::Duration;
@@ -29,37 +30,51 @@ pub struct Failure {
     pub reason: String,
     /// Whether another attempt is pointless.
     pub permanent: bool,
+    /// The destination's own wish for the next attempt. The relay waits at
+    /// least this long, up to [`MAX_RETRY_AFTER`](crate::plan::MAX_RETRY_AFTER).
+    pub retry_after: Option<Duration>,
 }
 
 impl Failure {
+    const fn new(class: Class, reason: String) -> Self {
+        Self { class, reason, permanent: false, retry_after: None }
+    }
+
     /// The destination is down, full, blocked or unknown.
     #[must_use]
     pub fn destination(reason: impl Into<String>) -> Self {
-        Self { class: Class::Destination, reason: reason.into(), permanent: false }
+        Self::new(Class::Destination, reason.into())
     }
 
     /// The broker refused this message.
     #[must_use]
     pub fn message(reason: impl Into<String>) -> Self {
-        Self { class: Class::Message, reason: reason.into(), permanent: false }
+        Self::new(Class::Message, reason.into())
     }
 
     /// No answer came.
     #[must_use]
     pub fn unknown(reason: impl Into<String>) -> Self {
-        Self { class: Class::Unknown, reason: reason.into(), permanent: false }
+        Self::new(Class::Unknown, reason.into())
     }
 
     /// It was accepted; the confirm takes longer than this call.
     #[must_use]
     pub fn pending(reason: impl Into<String>) -> Self {
-        Self { class: Class::Pending, reason: reason.into(), permanent: false }
+        Self::new(Class::Pending, reason.into())
     }
 
     /// The same failure, never to be tried again.
     #[must_use]
     pub fn permanently(mut self) -> Self {
         self.permanent = true;
+        self
+    }
+
+    /// The same failure, not to be tried again for `wait`.
+    #[must_use]
+    pub const fn after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
         self
     }
 }
@@ -72,6 +87,18 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// What a transport promises about messages of one key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Nothing.
+    #[default]
+    None,
+    /// Members of a group share the keys; one delivery of a key is out at a time, in order.
+    ByKey,
+    /// One member of a group at a time gets everything; one delivery of a key is out at a time, in order.
+    SingleActive,
+}
+
 /// What a transport can do. The same values choose the conformance cases and
 /// fill the table in the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,8 +107,8 @@ pub struct Capabilities {
     pub name: &'static str,
     /// A confirmed message survives the death of this process.
     pub survives_process: bool,
-    /// Messages of one key are delivered in order, one at a time.
-    pub key_order: bool,
+    /// What it promises about messages of one key.
+    pub order: Order,
     /// `nack` with a delay is kept.
     pub delayed_nack: bool,
     /// The attempt number of a delivery is exact.
@@ -97,6 +124,13 @@ pub trait Publisher: Send + Sync + 'static {
     /// Sends a batch and waits for its confirms. Dropping the future loses
     /// confirms, never messages: what was not confirmed is sent again.
     fn publish(&self, batch: &[Envelope]) -> impl Future<Output = Vec<Result<(), Failure>>> + Send;
+
+    /// Where this publisher sends `envelope`; `None` if nowhere. A relay tells
+    /// by it which destination a failure speaks about. One that wraps another
+    /// publisher asks it.
+    fn destination<'e>(&'e self, envelope: &'e Envelope) -> Option<Cow<'e, str>> {
+        Some(Cow::Borrowed(&envelope.destination))
+    }
 }
 
 /// Opens feeds of deliveries.

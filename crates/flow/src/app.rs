@@ -2,6 +2,7 @@
 //! and one transport.
 
 use std::fmt;
+use std::time::Duration;
 
 use oncebox_core::store::{Dedup, Mailbox, Retention};
 use oncebox_core::transport::{Publisher, Subscriber};
@@ -25,6 +26,9 @@ pub struct Oncebox<S: Mailbox + Dedup, T> {
     wakeup: Wakeup,
     group: String,
     concurrency: usize,
+    drain: Option<Duration>,
+    keep_settled: Option<Duration>,
+    sweep_interval: Option<Duration>,
     relay: RelayOptions,
     channels: Vec<(String, InboxBuilder<S>)>,
 }
@@ -53,6 +57,9 @@ where
             wakeup,
             group: "oncebox".into(),
             concurrency: 1,
+            drain: None,
+            keep_settled: None,
+            sweep_interval: None,
             relay: RelayOptions::default(),
             channels: Vec::new(),
         }
@@ -89,6 +96,26 @@ where
         self
     }
 
+    /// How long a stop waits for handlers that are running. Default 30 s; what
+    /// the relay may take is [`RelayOptions::drain`].
+    pub const fn drain(mut self, drain: Duration) -> Self {
+        self.drain = Some(drain);
+        self
+    }
+
+    /// How long messages are kept after every sink has settled them, for replay
+    /// and for recognising ids that are put again. Default 7 days, at least an hour.
+    pub const fn keep_settled(mut self, kept: Duration) -> Self {
+        self.keep_settled = Some(kept);
+        self
+    }
+
+    /// The time between two sweeps of the janitor. Default 10 minutes.
+    pub const fn sweep_interval(mut self, interval: Duration) -> Self {
+        self.sweep_interval = Some(interval);
+        self
+    }
+
     /// How the relay works.
     pub fn relay(mut self, options: RelayOptions) -> Self {
         self.relay = options;
@@ -110,13 +137,17 @@ where
     /// started then.
     pub async fn run_until(self, stop: CancellationToken) -> Result<()> {
         self.store.verify().await?;
-        let mut janitor = Janitor::new(self.store.clone());
+        let mut janitor = self.janitor()?;
         let mut consumers = Vec::new();
         for (destination, builder) in self.channels {
             let inbox = builder.outbox_or(&self.outbox).count_deaths_at_least(!T::COUNTS_DEATHS).build()?;
             janitor = janitor.markers(inbox.retentions());
             let feed = self.transport.subscribe(&destination, &self.group).await?;
-            consumers.push(Consumer::new(inbox, feed).concurrency(self.concurrency));
+            let consumer = Consumer::new(inbox, feed).concurrency(self.concurrency);
+            consumers.push(match self.drain {
+                Some(drain) => consumer.drain(drain),
+                None => consumer,
+            });
         }
         let relay =
             Relay::builder(self.store, self.transport).options(self.relay).wakeup(self.wakeup).build()?;
@@ -131,5 +162,109 @@ where
         relay.run(stop).await;
         while tasks.join_next().await.is_some() {}
         Ok(())
+    }
+
+    fn janitor(&self) -> Result<Janitor<S>> {
+        let mut janitor = Janitor::new(self.store.clone());
+        if let Some(kept) = self.keep_settled {
+            janitor = janitor.outbox(kept)?;
+        }
+        if let Some(interval) = self.sweep_interval {
+            janitor = janitor.interval(interval);
+        }
+        Ok(janitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oncebox_core::inspect::Inspect;
+    use oncebox_core::{Envelope, HandlerError, Kind, Store};
+    use serde::{Deserialize, Serialize};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::memory::{MemoryStore, MemoryTransport, MemoryTx};
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[derive(Clone, Serialize, Deserialize)]
+    struct Ping;
+
+    impl Message for Ping {
+        const NAME: &'static str = "ping";
+        const DESTINATION: Option<&'static str> = Some("pings");
+    }
+
+    fn app(store: &MemoryStore) -> Oncebox<MemoryStore, MemoryTransport> {
+        Oncebox::new(store.clone(), MemoryTransport::new())
+    }
+
+    async fn done(_: &mut MemoryTx, _: Ping) -> Result<(), HandlerError> {
+        Ok(())
+    }
+
+    /// A handler that never comes back.
+    async fn stuck(tx: &mut MemoryTx, _: Ping) -> Result<(), HandlerError> {
+        tx.append("reached", String::new());
+        std::future::pending().await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn settled_messages_are_kept_as_long_and_looked_for_as_often_as_chosen() {
+        let store = MemoryStore::new();
+        let mut tx = store.begin().await.unwrap();
+        let now = store.clock(&mut tx).await.unwrap();
+        for (id, age) in [("old", 3 * HOUR), ("young", HOUR)] {
+            let (source, destination) = ("app".into(), "pings".into());
+            let envelope = Envelope { source, destination, ..Envelope::of(id, &Ping).unwrap() };
+            store.put(&mut tx, &[envelope], Some(now.minus(age))).await.unwrap();
+        }
+        store.commit(tx).await.unwrap();
+        let stop = CancellationToken::new();
+        let app = app(&store).channel("pings", |inbox| inbox.on::<Ping, _>("done", done));
+        let app = app.keep_settled(2 * HOUR).sweep_interval(Duration::from_secs(5));
+        let begun = Instant::now();
+
+        let running = tokio::spawn(app.run_until(stop.clone()));
+        while store.status().await.unwrap().logged > 1 && begun.elapsed() < HOUR {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let took = begun.elapsed();
+        stop.cancel();
+        running.await.unwrap().unwrap();
+
+        assert_eq!(store.status().await.unwrap().logged, 1, "the young one is kept");
+        assert!((5..7).contains(&took.as_secs()), "{took:?}");
+    }
+
+    #[tokio::test]
+    async fn nothing_starts_if_settled_messages_would_not_be_kept_long_enough() {
+        let refused =
+            app(&MemoryStore::new()).keep_settled(HOUR / 2).run_until(CancellationToken::new()).await;
+
+        assert_eq!(refused.unwrap_err().kind(), Kind::Config);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_waits_for_running_handlers_as_long_as_chosen() {
+        let store = MemoryStore::new();
+        let stop = CancellationToken::new();
+        let app = app(&store).channel("pings", |inbox| inbox.on::<Ping, _>("stuck", stuck));
+        let app = app.drain(Duration::from_secs(3));
+        let outbox = app.outbox();
+        let running = tokio::spawn(app.run_until(stop.clone()));
+        let mut tx = store.begin().await.unwrap();
+        outbox.put(&mut tx, &Ping).await.unwrap();
+        store.commit(tx).await.unwrap();
+        // The handler has the writer's lock by then, and its timeout is 30 s.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+
+        let begun = Instant::now();
+        stop.cancel();
+        running.await.unwrap().unwrap();
+
+        let took = begun.elapsed();
+        assert!((3..5).contains(&took.as_secs()), "{took:?}");
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use oncebox_core::store::{Burial, Dedup, Mailbox};
 use oncebox_core::verdict::RetryPolicy;
-use oncebox_core::{Envelope, Error, HandlerKey, Kind, Message, Outcome, Result, Verdict};
+use oncebox_core::{Envelope, Error, HandlerKey, Keyring, Kind, Message, Outcome, Result, Verdict};
 
 pub use context::Context;
 pub use handler::{FnHandler, Handler, HandlerFn, HandlerOptions, on};
@@ -31,6 +31,8 @@ use handler::{Erased, Registered};
 
 /// Markers are kept at least this long unless a short window is asked for by name.
 pub const SHORTEST_RETENTION: Duration = Duration::from_secs(24 * 3600);
+/// The code of a message whose signature is missing or wrong.
+const FORGED: &str = "forged";
 
 /// Everything that can be chosen about an inbox.
 #[derive(Clone, Debug)]
@@ -50,7 +52,10 @@ pub struct InboxOptions {
     /// Count, before a handler runs, that it was entered, so that a message
     /// that kills the process is buried after `max_attempts` deaths. Costs a
     /// commit per message; needed where the transport's own count does not
-    /// survive the process. Default false; [`Oncebox`](crate::Oncebox) asks the transport.
+    /// survive the process. A run whose end could not be written, because the
+    /// database was gone, is tried to be written until it is; it counts as a
+    /// death only if the process ends before. Default false;
+    /// [`Oncebox`](crate::Oncebox) asks the transport.
     pub count_deaths: bool,
     /// What to do with a message type no handler knows. Default: bury it.
     pub ignore_unknown: bool,
@@ -81,6 +86,7 @@ struct Inner<S: Mailbox + Dedup> {
     outbox: Outbox<S>,
     handlers: Vec<Arc<dyn Erased<S>>>,
     options: InboxOptions,
+    keyring: Option<Keyring>,
     flights: Flights,
     clock: Clock,
     probe: Probe,
@@ -122,6 +128,7 @@ impl<S: Mailbox + Dedup> Inbox<S> {
             channel: channel.into(),
             handlers: Vec::new(),
             options: InboxOptions::default(),
+            keyring: None,
             clock: Clock::default(),
             probe: Probe::default(),
         }
@@ -142,10 +149,24 @@ impl<S: Mailbox + Dedup> Inbox<S> {
     /// Cancellation: dropping this future loses the answer, not the work; a
     /// handler that has begun comes to its end.
     pub async fn receive(&self, envelope: Envelope, attempt: u32) -> Received {
+        let forged = self.forged(&envelope);
+        self.receive_checked(envelope, attempt, forged).await
+    }
+
+    /// Why the message is not what its producer wrote, if it must be and is not.
+    fn forged(&self, envelope: &Envelope) -> Option<String> {
+        let forgery = self.inner.keyring.as_ref()?.verify(envelope).err()?;
+        Some(format!("forged: {forgery}"))
+    }
+
+    async fn receive_checked(&self, envelope: Envelope, attempt: u32, forged: Option<String>) -> Received {
         let envelope = Arc::new(envelope);
         let mut outcomes = Vec::new();
         for handler in self.inner.handlers.iter().filter(|h| h.name() == envelope.kind) {
-            let outcome = self.receive_by(handler, &envelope, attempt).await;
+            let outcome = match &forged {
+                None => self.receive_by(handler, &envelope, attempt).await,
+                Some(reason) => Outcome::Refused { code: FORGED, reason: reason.clone() },
+            };
             telemetry::received(handler.key().as_str(), &outcome);
             outcomes.push((handler.key(), outcome));
         }
@@ -156,7 +177,14 @@ impl<S: Mailbox + Dedup> Inbox<S> {
     /// buries it if it is dead. The verdict is what to answer the transport.
     pub async fn deliver(&self, envelope: Envelope, attempt: u32) -> Verdict {
         let inner = &self.inner;
-        let received = self.receive(envelope.clone(), attempt).await;
+        let is_known = inner.handlers.iter().any(|handler| handler.name() == envelope.kind);
+        if !is_known && inner.options.ignore_unknown {
+            return Verdict::Done;
+        }
+        if let Some(reason) = self.forged(&envelope) {
+            return self.refuse(FORGED, reason, &envelope, attempt).await;
+        }
+        let received = self.receive_checked(envelope.clone(), attempt, None).await;
         if received.outcomes.is_empty() {
             return self.unknown(&envelope, attempt).await;
         }
@@ -173,14 +201,15 @@ impl<S: Mailbox + Dedup> Inbox<S> {
     }
 
     async fn unknown(&self, envelope: &Envelope, attempt: u32) -> Verdict {
-        if self.inner.options.ignore_unknown {
-            return Verdict::Done;
-        }
         let reason =
             format!("no handler of channel {} takes messages of type {}", self.inner.channel, envelope.kind);
-        telemetry::received("", &Outcome::Refused { code: "unknown_type", reason: String::new() });
-        let verdict = Verdict::Dead { code: "unknown_type", reason };
-        self.settled("", verdict, envelope, attempt).await
+        self.refuse("unknown_type", reason, envelope, attempt).await
+    }
+
+    /// Buries a message that no handler gets to see.
+    async fn refuse(&self, code: &'static str, reason: String, envelope: &Envelope, attempt: u32) -> Verdict {
+        telemetry::received("", &Outcome::Refused { code, reason: String::new() });
+        self.settled("", Verdict::Dead { code, reason }, envelope, attempt).await
     }
 
     /// Buries the dead. A message is dead for the transport only once it is
@@ -222,6 +251,7 @@ pub struct InboxBuilder<S: Mailbox + Dedup> {
     outbox: Option<Outbox<S>>,
     handlers: Vec<Arc<dyn Erased<S>>>,
     options: InboxOptions,
+    keyring: Option<Keyring>,
     clock: Clock,
     probe: Probe,
 }
@@ -273,6 +303,14 @@ impl<S: Mailbox + Dedup> InboxBuilder<S> {
         self
     }
 
+    /// Handles only messages signed with one of these keys. Anything else is
+    /// buried with the code `forged` before a marker is written, so that it
+    /// cannot take the place of the message it pretends to be.
+    pub fn verify(mut self, keyring: Keyring) -> Self {
+        self.keyring = Some(keyring);
+        self
+    }
+
     /// The outbox handlers put into.
     pub fn outbox(mut self, outbox: Outbox<S>) -> Self {
         self.outbox = Some(outbox);
@@ -302,7 +340,8 @@ impl<S: Mailbox + Dedup> InboxBuilder<S> {
     ///
     /// # Errors
     /// [`Kind::Config`] if two handlers share a key, or if a handler's markers
-    /// would be forgotten before the transport has stopped redelivering.
+    /// would be forgotten before the transport has stopped redelivering, or if
+    /// signatures are verified and a handler's key is made of what they do not cover.
     pub fn build(self) -> Result<Inbox<S>> {
         if self.options.retry.max_attempts == Some(0) {
             return Err(Error::new(Kind::Config, "max_attempts counts executions and must be at least 1"));
@@ -312,6 +351,16 @@ impl<S: Mailbox + Dedup> InboxBuilder<S> {
             let key = handler.key();
             if !keys.insert(key) {
                 return Err(Error::new(Kind::Config, format!("two handlers have the key {key}")));
+            }
+            if self.keyring.is_some() && !handler.options().selector.is_signed() {
+                return Err(Error::new(
+                    Kind::Config,
+                    format!(
+                        "handler {key} tells messages apart by their {}, which a signature does not cover: \
+                         a copy with another one would pass as a new message; use the id or a business key",
+                        handler.options().selector
+                    ),
+                ));
             }
             let (kept, horizon) = (handler.options().retention, self.options.redelivery_horizon);
             if kept < horizon {
@@ -330,6 +379,7 @@ impl<S: Mailbox + Dedup> InboxBuilder<S> {
             channel: self.channel,
             handlers: self.handlers,
             options: self.options,
+            keyring: self.keyring,
             flights: Flights::default(),
             clock: self.clock,
             probe: self.probe,

@@ -19,6 +19,8 @@ use crate::telemetry;
 const BATCH: usize = 5_000;
 /// Statements per table and sweep; the rest waits for the next sweep.
 const BATCHES_PER_SWEEP: usize = 200;
+/// A sweep that takes longer hangs, on a connection nobody answers on.
+const SWEEP_LIMIT: Duration = Duration::from_secs(3600);
 /// Settled messages are kept at least this long, for replay after a broker lost them.
 const SHORTEST_OUTBOX: Duration = Duration::from_secs(3600);
 /// A clock that moved by more than this since the last sweep is not believed.
@@ -119,7 +121,8 @@ impl<S: Retention> Janitor<S> {
 
     /// A clock that was set forward makes everything look old at once, so a
     /// sweep is refused when the database's time and this machine's monotonic
-    /// one have drifted apart since the last sweep.
+    /// one have drifted apart since the last sweep. A clock that then holds
+    /// still is believed by the sweep after: it may have been mended.
     async fn check_clock(&self) -> Result<()> {
         if self.clock.now().is_some() {
             return Ok(());
@@ -155,12 +158,16 @@ impl<S: Retention> Janitor<S> {
     }
 
     /// Sweeps until `stop` is cancelled. Errors are reported and tried again
-    /// at the next sweep.
+    /// at the next sweep. A stop does not wait for a sweep: what it has not
+    /// deleted is deleted later.
     pub async fn run(self, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(self.interval)).await.is_some() {
-            match self.sweep().await {
-                Ok(swept) => info!(outbox = swept.outbox, markers = swept.markers, "janitor.swept"),
-                Err(error) => warn!(error = error.chain(), "janitor.sweep_failed"),
+            let sweep = tokio::time::timeout(SWEEP_LIMIT, self.sweep());
+            match stop.run_until_cancelled(sweep).await {
+                None => return,
+                Some(Ok(Ok(swept))) => info!(outbox = swept.outbox, markers = swept.markers, "janitor.swept"),
+                Some(Ok(Err(error))) => warn!(error = error.chain(), "janitor.sweep_failed"),
+                Some(Err(_elapsed)) => warn!(error = "it took too long", "janitor.sweep_failed"),
             }
         }
     }

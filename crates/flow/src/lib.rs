@@ -6,6 +6,7 @@
 //! - [`outbox`]: a message is put into the caller's own transaction.
 //! - [`wakeup`]: a hint that there may be work; polling is the truth.
 //! - [`relay`]: committed messages are read, published and settled.
+//! - [`routing`], [`signing`]: what is done to a message on its way out.
 //! - [`memory`]: the reference store and the in-process transport.
 //! - [`inbox`]: a delivery is marked, handled and committed in one transaction.
 //! - [`consumer`]: deliveries are taken from a feed, given to an inbox and answered.
@@ -23,7 +24,9 @@ pub mod janitor;
 pub mod memory;
 pub mod outbox;
 pub mod relay;
+pub mod routing;
 pub mod shield;
+pub mod signing;
 pub mod wakeup;
 
 mod chance;
@@ -37,6 +40,8 @@ pub use inbox::{Context, Handler, HandlerOptions, Inbox};
 pub use janitor::Janitor;
 pub use outbox::Outbox;
 pub use relay::Relay;
+pub use routing::Routed;
 pub use shield::Shield;
+pub use signing::Signing;
 pub use tokio_util::sync::CancellationToken;
 pub use wakeup::Wakeup;

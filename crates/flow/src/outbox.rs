@@ -11,7 +11,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use oncebox_core::{Envelope, Error, Kind, Limits, Mailbox, Message, Once, Result, Transaction};
+use oncebox_core::{
+    Envelope, Error, Kind, Limits, Mailbox, Message, Once, Result, Route, Routes, Transaction,
+};
 
 pub use draft::Draft;
 pub use unit::Unit;
@@ -25,7 +27,7 @@ type Enrich = dyn Fn(&mut Envelope) + Send + Sync;
 
 /// Where messages of one type go, and how large they may be there.
 #[derive(Clone, Debug)]
-struct Route {
+struct TypeRoute {
     destination: Cow<'static, str>,
     limits: Option<Limits>,
 }
@@ -41,7 +43,8 @@ pub struct Outbox<S> {
     store: S,
     source: String,
     limits: Limits,
-    routes: Arc<HashMap<&'static str, Route>>,
+    by_type: Arc<HashMap<&'static str, TypeRoute>>,
+    routes: Arc<Routes>,
     enrich: Option<Arc<Enrich>>,
     wakeup: Wakeup,
     clock: Clock,
@@ -65,6 +68,7 @@ impl<S: Mailbox> Outbox<S> {
             store,
             source: "oncebox".into(),
             limits: Limits::default(),
+            by_type: Arc::default(),
             routes: Arc::default(),
             enrich: None,
             wakeup: Wakeup::new(),
@@ -90,17 +94,27 @@ impl<S: Mailbox> Outbox<S> {
     /// Sends messages of type `M` to `destination`.
     #[must_use]
     pub fn route<M: Message>(self, destination: impl Into<Cow<'static, str>>) -> Self {
-        self.routed::<M>(Route { destination: destination.into(), limits: None })
+        self.routed::<M>(TypeRoute { destination: destination.into(), limits: None })
     }
 
     /// Sends messages of type `M` to `destination`, which takes messages of its own size.
     #[must_use]
     pub fn route_within<M: Message>(self, destination: impl Into<Cow<'static, str>>, limits: Limits) -> Self {
-        self.routed::<M>(Route { destination: destination.into(), limits: Some(limits) })
+        self.routed::<M>(TypeRoute { destination: destination.into(), limits: Some(limits) })
     }
 
-    fn routed<M: Message>(mut self, route: Route) -> Self {
-        Arc::make_mut(&mut self.routes).insert(M::NAME, route);
+    fn routed<M: Message>(mut self, route: TypeRoute) -> Self {
+        Arc::make_mut(&mut self.by_type).insert(M::NAME, route);
+        self
+    }
+
+    /// Sends messages where `routes` say by their name, and checks the size
+    /// limits found there. A route of a type, a draft's own destination and one
+    /// that [`enrich`](Self::enrich) chooses go before; messages that a rule
+    /// skips keep their destination, because only a sink can skip.
+    #[must_use]
+    pub fn routes(mut self, routes: Routes) -> Self {
+        self.routes = Arc::new(routes);
         self
     }
 
@@ -158,7 +172,7 @@ impl<S: Mailbox> Outbox<S> {
         messages: impl IntoIterator<Item = &'m M> + Send,
     ) -> Result<Vec<String>> {
         let envelopes: Result<Vec<_>> = messages.into_iter().map(|message| self.envelope(message)).collect();
-        self.put_envelopes(tx.connection(), envelopes?).await
+        self.put_routed(tx.connection(), envelopes?).await
     }
 
     /// A message to be given a key, headers, a due time and so on before it is put.
@@ -177,8 +191,20 @@ impl<S: Mailbox> Outbox<S> {
     pub async fn put_on<M: Message>(&self, connection: &mut S::Tx, message: &M) -> Result<String> {
         let envelope = self.envelope(message)?;
         let id = envelope.id.clone();
-        self.put_envelopes(connection, vec![envelope]).await?;
+        self.put_routed(connection, vec![envelope]).await?;
         Ok(id)
+    }
+
+    /// Puts envelopes where the routes say.
+    pub(crate) async fn put_routed(
+        &self,
+        connection: &mut S::Tx,
+        mut envelopes: Vec<Envelope>,
+    ) -> Result<Vec<String>> {
+        for envelope in &mut envelopes {
+            self.complete_routed(envelope)?;
+        }
+        self.insert(connection, envelopes).await
     }
 
     /// Puts envelopes as they are, except for what `source` and `enrich` add.
@@ -231,12 +257,32 @@ impl<S: Mailbox> Outbox<S> {
     }
 
     pub(crate) fn redirect(&self, envelope: &mut Envelope) {
-        if let Some(route) = self.routes.get(envelope.kind.as_str()) {
+        if let Some(route) = self.by_type.get(envelope.kind.as_str()) {
             envelope.destination = route.destination.clone().into_owned();
         }
     }
 
+    /// Completes a message whose destination was not chosen by hand.
+    fn complete_routed(&self, envelope: &mut Envelope) -> Result<()> {
+        let unrouted = envelope.destination.clone();
+        self.fill_in(envelope);
+        let is_open = !self.by_type.contains_key(envelope.kind.as_str()) && envelope.destination == unrouted;
+        // After `enrich`, because a route may name the tenant.
+        if is_open
+            && let Route::To(destination) = self.routes.find(envelope)
+            && destination != unrouted
+        {
+            envelope.destination = destination.into_owned();
+        }
+        self.check(envelope)
+    }
+
     fn complete(&self, envelope: &mut Envelope) -> Result<()> {
+        self.fill_in(envelope);
+        self.check(envelope)
+    }
+
+    fn fill_in(&self, envelope: &mut Envelope) {
         if envelope.source.is_empty() {
             envelope.source.clone_from(&self.source);
         }
@@ -246,7 +292,16 @@ impl<S: Mailbox> Outbox<S> {
         if let Some(enrich) = &self.enrich {
             enrich(envelope);
         }
-        let route = self.routes.get(envelope.kind.as_str());
-        envelope.check(route.and_then(|route| route.limits.as_ref()).unwrap_or(&self.limits))
+    }
+
+    fn check(&self, envelope: &Envelope) -> Result<()> {
+        let kind = envelope.kind.as_str();
+        if let Some(limits) = self.by_type.get(kind).and_then(|route| route.limits.as_ref()) {
+            return envelope.check(limits);
+        }
+        match self.routes.limit(kind) {
+            Some(payload_bytes) => envelope.check(&Limits { payload_bytes, ..self.limits.clone() }),
+            None => envelope.check(&self.limits),
+        }
     }
 }

@@ -16,9 +16,10 @@ mod run;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use oncebox_core::log::{DueRow, LaneKey, Shard};
-use oncebox_core::plan::{Batch, Blocked, decide};
+use oncebox_core::plan::{Batch, Blocked};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
 use oncebox_core::{Result, log::Settlement};
@@ -51,6 +52,8 @@ pub struct Progress {
     pub shards: usize,
     /// Why the destination was not usable, if it was not.
     pub outage: Option<String>,
+    /// How long the destination wants to be left alone, if it said so.
+    pub retry_after: Option<Duration>,
     /// Whether a slow transport still owes confirms.
     pub pending: bool,
 }
@@ -62,6 +65,7 @@ impl Progress {
         self.parked += other.parked;
         self.promoted += other.promoted;
         self.outage = self.outage.take().or(other.outage);
+        self.retry_after = self.retry_after.max(other.retry_after);
     }
 
     /// Whether anything happened that may lead to more.
@@ -174,7 +178,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             batch.push_row(row, attempts);
         }
         let results = self.publish(&batch.envelopes).await;
-        let mut decision = decide(&batch, results, &self.options.retry, self.options.on_dead, chance::draw());
+        let mut decision = self.decide(&mut batch, results);
         decision.stay_parked(&batch, &self.options.retry, chance::draw());
         decision.park.append(&mut batch.park);
         let (published, parked) = (decision.settled.len(), decision.park.len());

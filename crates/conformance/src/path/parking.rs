@@ -198,3 +198,23 @@ pub async fn a_destination_that_is_down_holds_up_no_other<F: StoreFixture>(fixtu
         parked.iter().map(|row| (row.id.as_str(), row.state.as_str(), row.attempts)).collect();
     assert_eq!(parked, [("1", "waiting", 0), ("2", "behind", 0)], "nobody is blamed for the destination");
 }
+
+pub async fn a_key_blocked_by_its_dead_goes_on_once_dead_ones_are_skipped<F: StoreFixture>(fixture: Arc<F>) {
+    let scene = Scene::new(&fixture);
+    let _consumer = scene.consume_plainly().await;
+    scene.picky.refuse(red_two(Failure::message("bad subject").permanently()));
+    scene.commit(&messages()).await;
+    let mut strict = scene.relay();
+    strict.step().await.unwrap();
+    let before = booked(&scene, "red").await;
+    strict.release().await.unwrap();
+
+    // Started again with the other choice; no new message of the key comes to set it going.
+    let mut lenient = scene.relay_builder().on_dead(OnDead::SkipKey).build().unwrap();
+    lenient.step().await.unwrap();
+    lenient.step().await.unwrap();
+
+    assert_eq!((before, booked(&scene, "red").await), (vec![1], vec![1, 3]));
+    let status = scene.status().await.sinks.remove(0);
+    assert_eq!((status.waiting, status.behind, status.dead), (0, 0, 1));
+}

@@ -130,7 +130,7 @@ impl<F: StoreFixture> Scene<F> {
     }
 
     /// Lets relays step, and time pass, until everything is settled or dead.
-    pub async fn settle(&self, relays: &mut [SceneRelay<F>]) {
+    pub async fn settle<P: Publisher>(&self, relays: &mut [Relay<F::Store, P>]) {
         for round in 1..=ROUNDS {
             for relay in &mut *relays {
                 // Relays renew by a clock that does not follow the scene's, so

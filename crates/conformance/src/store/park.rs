@@ -259,3 +259,29 @@ pub async fn only_dead_letters_are_requeued_or_discarded<F: StoreFixture>(fixtur
     assert!(due(&store, 1).await.is_empty());
     assert_eq!(due(&store, 50).await, ["a1", "a2"]);
 }
+
+pub async fn a_row_in_front_that_is_not_due_holds_back_a_later_one_that_is<F: StoreFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    // A key that went on past its dead and was refused again has two heads once the dead one is requeued.
+    let rows = [("a1", "a", wait(50)), ("a2", "a", wait(0)), ("a3", "a", BEHIND), ("b1", "b", wait(0))];
+    parking(&store, &rows).await;
+
+    assert_eq!(due(&store, 1).await, ["b1"]);
+    assert_eq!(due(&store, 50).await, ["a1", "a2", "a3", "b1"]);
+}
+
+pub async fn a_requeued_dead_letter_goes_before_a_later_one_that_waits<F: StoreFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let rows = [("a1", "a", DEAD), ("a2", "a", wait(10)), ("a3", "a", BEHIND)];
+    let (log, _) = parking(&store, &rows).await;
+    assert_eq!(
+        due(&store, 10).await,
+        ["a2", "a3"],
+        "a dead letter holds back what is behind it, not what waits"
+    );
+
+    assert!(store.requeue("sink", log[0].position, at(5)).await.unwrap());
+
+    assert_eq!(due(&store, 5).await, ["a1"]);
+    assert_eq!(due(&store, 10).await, ["a1", "a2", "a3"]);
+}

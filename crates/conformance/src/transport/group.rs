@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oncebox_core::transport::Class;
-use oncebox_core::{Acknowledge, Envelope, Failure, Feed, Publisher, Result, Subscriber};
+use oncebox_core::{Acknowledge, Envelope, Failure, Feed, Order, Publisher, Result, Subscriber};
 
 use super::exchange::{all_confirmed, finish, is_quiet, join, next, publish};
 use crate::fixture::TransportFixture;
@@ -23,6 +23,9 @@ pub async fn every_group_gets_a_copy<F: TransportFixture>(fixture: Arc<F>) {
 }
 
 pub async fn members_of_a_group_share<F: TransportFixture>(fixture: Arc<F>) {
+    if F::CAPABILITIES.order == Order::SingleActive {
+        return;
+    }
     let transport = fixture.transport();
     let (mut one, mut two) = (join(&transport, "group").await, join(&transport, "group").await);
     let published = publish(&transport, ["a", "b"].map(plain).to_vec());

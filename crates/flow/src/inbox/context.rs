@@ -100,6 +100,6 @@ pub(super) trait Outgoing<Tx>: Send + Sync {
 impl<S: Mailbox> Outgoing<S::Tx> for Outbox<S> {
     fn put<'a>(&'a self, tx: &'a mut S::Tx, mut envelope: Envelope) -> BoxFuture<'a, Result<()>> {
         self.redirect(&mut envelope);
-        Box::pin(async move { self.put_envelopes(tx, vec![envelope]).await.map(drop) })
+        Box::pin(async move { self.put_routed(tx, vec![envelope]).await.map(drop) })
     }
 }

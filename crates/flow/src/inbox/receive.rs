@@ -21,6 +21,11 @@ use crate::telemetry;
 const LOOKUPS: u32 = 3;
 /// How long a rollback may take.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often, how patiently and how far apart an entry is taken back after
+/// the delivery was answered: for an hour or more.
+const LATE_LEAVES: u32 = 3600;
+const LATE_LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+const LATE_LEAVE_WAIT: Duration = Duration::from_secs(1);
 /// The longest wait between two runs of a contended unit.
 const CONTENTION_WAIT: Duration = Duration::from_millis(20);
 
@@ -81,9 +86,15 @@ impl<S: Mailbox + Dedup> Inbox<S> {
         // A caller that goes away must not cancel a transaction half-way, and a
         // panic must not take the consumer along.
         let run = Shield::new(async move {
-            let outcome = AssertUnwindSafe(unit.counted()).catch_unwind().await;
-            drop(seat);
-            outcome
+            let (outcome, has_left) = AssertUnwindSafe(unit.counted()).catch_unwind().await?;
+            if !has_left {
+                // Until it has, a copy is turned away: to the count, this run is not over.
+                tokio::spawn(async move {
+                    unit.leave_at_last().await;
+                    drop(seat);
+                });
+            }
+            Ok::<_, Box<dyn std::any::Any + Send>>(outcome)
         });
         run.await.unwrap_or_else(|panic| Outcome::Failed {
             reason: format!("the inbox panicked: {}", panic_text(panic.as_ref())),
@@ -115,39 +126,52 @@ fn message_key<S: Mailbox + Dedup>(
 }
 
 impl<S: Mailbox + Dedup> Unit<S> {
-    /// Runs the unit, with its entry counted beforehand if that is wanted.
-    async fn counted(&self) -> Outcome {
+    /// Runs the unit, with its entry counted beforehand if that is wanted;
+    /// tells whether the entry was taken back, which is no matter where none was counted.
+    async fn counted(&self) -> (Outcome, bool) {
         let (true, Some(mark)) = (self.inner.options.count_deaths, self.mark()) else {
-            return self.run(0).await;
+            return (self.run(0).await, true);
         };
         let entries = match self.inner.store.enter(&mark, self.inner.clock.now()).await {
             Ok(entries) => entries,
-            Err(error) => return Outcome::of_error(error.kind(), error.chain()),
+            Err(error) => return (Outcome::of_error(error.kind(), error.chain()), true),
         };
         let outcome = self.run(entries.saturating_sub(1)).await;
-        if !matches!(outcome, Outcome::Done { .. }) {
-            // A handler's own transaction has left already.
-            self.leave(&mark).await;
-        }
-        outcome
+        // A handler's own transaction has left already.
+        let has_left = matches!(outcome, Outcome::Done { .. }) || self.leave(&mark).await;
+        (outcome, has_left)
     }
 
-    async fn leave(&self, mark: &Mark<'_>) {
-        let store = &self.inner.store;
+    async fn leave(&self, mark: &Mark<'_>) -> bool {
         for _ in 0..LOOKUPS {
-            let left = async {
-                let mut begun = store.begin().await?;
-                store.leave(&mut begun, mark).await?;
-                store.commit(begun).await
-            };
-            match left.await {
-                Ok(()) => return,
+            match self.leave_once(mark).await {
+                Ok(()) => return true,
                 Err(error) => {
-                    // Counted as a death unless it succeeds.
                     tracing::warn!(handler = %self.key(), error = error.chain(), "inbox.leave_failed");
                 }
             }
             tokio::time::sleep(CONTENTION_WAIT).await;
+        }
+        false
+    }
+
+    async fn leave_once(&self, mark: &Mark<'_>) -> Result<()> {
+        let store = &self.inner.store;
+        let mut begun = store.begin().await?;
+        store.leave(&mut begun, mark).await?;
+        store.commit(begun).await
+    }
+
+    /// The delivery is answered; its entry is taken back when the database can
+    /// be reached again. If the process ends before that, it counts as a death.
+    async fn leave_at_last(&self) {
+        let Some(mark) = self.mark() else { return };
+        for _ in 0..LATE_LEAVES {
+            tokio::time::sleep(LATE_LEAVE_WAIT).await;
+            let left = tokio::time::timeout(LATE_LEAVE_TIMEOUT, self.leave_once(&mark)).await;
+            if matches!(left, Ok(Ok(()))) {
+                return;
+            }
         }
     }
 

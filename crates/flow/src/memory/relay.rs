@@ -1,6 +1,8 @@
 //! The relay's half of the mailbox: claim, read, settle.
 
-use oncebox_core::log::{ClaimRequest, Cursor, MAX_HOLES, Position, Row, SHARDS, Settlement, Span, Window};
+use oncebox_core::log::{
+    ClaimRequest, Cursor, MAX_HOLES, Position, Row, SHARDS, Settlement, Span, Window, fair_share,
+};
 use oncebox_core::{Error, Kind, Result, Timestamp};
 
 use super::state::{Log, Logged, Sink, State};
@@ -13,8 +15,8 @@ pub(super) fn claim(state: &mut State, request: &ClaimRequest, now: Timestamp) -
     for shard in 0..SHARDS {
         sink.cursors.entry(shard).or_default();
     }
-    let live = sink.members.values().filter(|seen_until| **seen_until > now).count().max(1);
-    let fair = usize::from(SHARDS.unsigned_abs()).div_ceil(live);
+    let live = sink.members.values().filter(|seen_until| **seen_until > now).fold(0, |live, _| live + 1);
+    let fair = fair_share(live);
     let mut held = 0;
     for place in sink.cursors.values_mut().filter(|place| place.holder.as_ref() == Some(&request.holder)) {
         held += 1;
@@ -27,7 +29,7 @@ pub(super) fn claim(state: &mut State, request: &ClaimRequest, now: Timestamp) -
     let free = sink.cursors.values_mut().filter(|place| {
         place.holder.is_none() || place.lease_until.is_some_and(|lease_until| lease_until < now)
     });
-    for place in free.take(fair.saturating_sub(held)) {
+    for place in free.take(usize::try_from(fair - held).unwrap_or(0)) {
         place.holder = Some(request.holder.clone());
         place.lease_until = Some(until);
         place.fence += 1;

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use oncebox_core::log::LaneKey;
 use oncebox_core::{
-    Acknowledge, Capabilities, Delivery, Envelope, Error, Failure, Feed, Kind, Publisher, Result, Subscriber,
+    Acknowledge, Capabilities, Delivery, Envelope, Error, Failure, Feed, Kind, Order, Publisher, Result,
+    Subscriber,
 };
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -48,7 +49,7 @@ impl MemoryTransport {
     pub const CAPABILITIES: Capabilities = Capabilities {
         name: "memory",
         survives_process: false,
-        key_order: true,
+        order: Order::ByKey,
         delayed_nack: true,
         exact_attempts: true,
     };

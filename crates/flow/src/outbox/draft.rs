@@ -13,6 +13,7 @@ pub struct Draft<'o, S> {
     outbox: &'o Outbox<S>,
     envelope: Envelope,
     delay: Option<Duration>,
+    is_addressed: bool,
 }
 
 macro_rules! text_setters {
@@ -27,7 +28,7 @@ macro_rules! text_setters {
 
 impl<'o, S: Mailbox> Draft<'o, S> {
     pub(super) const fn new(outbox: &'o Outbox<S>, envelope: Envelope) -> Self {
-        Self { outbox, envelope, delay: None }
+        Self { outbox, envelope, delay: None, is_addressed: false }
     }
 
     text_setters! {
@@ -69,6 +70,7 @@ impl<'o, S: Mailbox> Draft<'o, S> {
     /// Where it goes, whatever the routes say.
     pub fn destination(mut self, destination: impl Into<String>) -> Self {
         self.envelope.destination = destination.into();
+        self.is_addressed = true;
         self
     }
 
@@ -117,7 +119,12 @@ impl<'o, S: Mailbox> Draft<'o, S> {
             self.envelope.due = Some(now.plus(delay));
         }
         let id = self.envelope.id.clone();
-        self.outbox.put_envelopes(connection, vec![self.envelope]).await?;
+        let batch = vec![self.envelope];
+        if self.is_addressed {
+            self.outbox.put_envelopes(connection, batch).await?;
+        } else {
+            self.outbox.put_routed(connection, batch).await?;
+        }
         Ok(id)
     }
 }

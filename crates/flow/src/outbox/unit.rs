@@ -35,7 +35,7 @@ impl<S: Mailbox> Unit<S> {
     pub async fn put<M: Message>(&mut self, message: &M) -> Result<String> {
         self.outbox.probe.reach(CrashPoint::P2).await?;
         let mut envelope = self.outbox.envelope(message)?;
-        self.outbox.complete(&mut envelope)?;
+        self.outbox.complete_routed(&mut envelope)?;
         let ids = self.outbox.insert(&mut self.begun, vec![envelope.clone()]).await?;
         self.witness = Some(envelope);
         ids.into_iter().next().ok_or_else(|| Error::new(Kind::Corrupt, "the store took no message"))

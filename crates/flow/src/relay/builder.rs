@@ -185,7 +185,12 @@ impl<S: Mailbox, P: Publisher> RelayBuilder<S, P> {
     /// [`Kind::Config`] for a set-up that would not be safe.
     pub fn build(self) -> Result<Relay<S, P>> {
         self.options.check()?;
-        Ok(Relay {
+        Ok(self.assemble())
+    }
+
+    /// The relay, with a name of its own and nothing claimed yet.
+    fn assemble(self) -> Relay<S, P> {
+        Relay {
             store: self.store,
             publisher: self.publisher,
             options: self.options,
@@ -197,25 +202,15 @@ impl<S: Mailbox, P: Publisher> RelayBuilder<S, P> {
             wakeup: self.wakeup,
             probe: self.probe,
             stop: CancellationToken::new(),
-        })
+        }
     }
 }
 
 impl<S: Mailbox, P: Publisher> Relay<S, P> {
-    /// Another relay with the same set-up and a name of its own.
+    /// Another relay with the same set-up, which was checked when this one was built.
     pub(super) fn sibling(&self) -> Self {
-        Self {
-            store: self.store.clone(),
-            publisher: Arc::clone(&self.publisher),
-            options: self.options.clone(),
-            holder: chance::holder(),
-            lease: None,
-            lanes: Vec::new(),
-            blocked: Blocked::default(),
-            clock: self.clock.clone(),
-            wakeup: self.wakeup.clone(),
-            probe: self.probe.clone(),
-            stop: CancellationToken::new(),
-        }
+        let sibling = RelayBuilder::new(self.store.clone(), Arc::clone(&self.publisher));
+        let sibling = sibling.options(self.options.clone()).clock(self.clock.clone());
+        sibling.wakeup(self.wakeup.clone()).probe(self.probe.clone()).assemble()
     }
 }

@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use oncebox_core::Result;
 use oncebox_core::log::{Cursor, LaneKey, Park, Parking, Position, Settlement, Shard, Span, Window};
-use oncebox_core::plan::{Batch, Decision, decide};
+use oncebox_core::plan::{Batch, Decision};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
 use tokio::time::Instant;
 
 use super::{Progress, Relay};
-use crate::chance;
 use crate::crash::CrashPoint;
 use crate::telemetry;
 
@@ -144,13 +143,13 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             );
             settled?;
             self.probe.reach(CrashPoint::R5).await?;
-            let policy = &self.options.retry;
-            let mut decision = decide(&current.batch, results, policy, self.options.on_dead, chance::draw());
+            let mut decision = self.decide(&mut current.batch, results);
             decision.park.append(&mut current.batch.park);
             progress.add(Progress {
                 published: decision.settled.len(),
                 parked: decision.park.len(),
                 outage: decision.outage.clone(),
+                retry_after: decision.retry_after,
                 pending: decision.pending,
                 ..Progress::default()
             });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncebox_core::Result;
-use oncebox_core::log::{ClaimRequest, SHARDS, Shard};
+use oncebox_core::log::{ClaimRequest, Cursor, LaneKey, SHARDS, Settlement, Shard};
 use oncebox_core::plan::Blocked;
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
@@ -47,9 +47,32 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             lease: self.options.lease,
         };
         let cursors = self.store.claim(&request, self.clock.now()).await?;
+        let is_held = |lane: &Lane, cursor: &Cursor| lane.fences.contains(&(cursor.shard, cursor.fence));
+        let has_gained = !cursors.iter().all(|cursor| self.lanes.iter().any(|lane| is_held(lane, cursor)));
         self.lanes = Lane::regroup(std::mem::take(&mut self.lanes), cursors);
         self.lease = Some(Lease { asked });
-        self.reload_blocked().await
+        self.reload_blocked().await?;
+        if has_gained && self.options.skips_dead() {
+            self.pass_dead().await?;
+        }
+        Ok(())
+    }
+
+    /// Whoever had these shards before may have let dead letters block their
+    /// keys, and left rows behind them that nothing sets going again.
+    async fn pass_dead(&self) -> Result<()> {
+        let free: Vec<LaneKey> = self.blocked.lanes().cloned().collect();
+        if free.is_empty() {
+            return Ok(());
+        }
+        let settlement = Settlement {
+            sink: self.options.sink.clone(),
+            fences: self.lanes.iter().flat_map(|lane| lane.fences.clone()).collect(),
+            free,
+            skip_dead: true,
+            ..Settlement::default()
+        };
+        self.store.settle(&settlement, self.clock.now()).await
     }
 
     /// Whether a batch started now is over before the lease is.

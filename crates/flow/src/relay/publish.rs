@@ -1,13 +1,16 @@
 //! One call to the transport, bounded in time and contained if it panics.
 
+use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
+use oncebox_core::plan::{Batch, Decision, decide};
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::{Failure, Publisher};
 use oncebox_core::{Envelope, Result};
 
 use super::Relay;
+use crate::chance;
 
 impl<S: Mailbox, P: Publisher> Relay<S, P> {
     pub(super) async fn publish(&self, envelopes: &[Envelope]) -> Vec<Result<(), Failure>> {
@@ -23,5 +26,13 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             }
         };
         vec![Err(failure); envelopes.len()]
+    }
+
+    /// Decides what came of a batch.
+    pub(super) fn decide(&self, batch: &mut Batch, results: Vec<Result<(), Failure>>) -> Decision {
+        if results.iter().any(Result::is_err) {
+            batch.redirect(|envelope| self.publisher.destination(envelope).map(Cow::into_owned));
+        }
+        decide(batch, results, &self.options.retry, self.options.on_dead, chance::draw())
     }
 }

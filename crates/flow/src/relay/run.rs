@@ -84,11 +84,13 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         let mut wait = SHORTEST_WAIT;
         let mut failures = 0_u32;
         while !self.stopping() {
+            let mut wish = Duration::ZERO;
             match self.bounded_step().await {
                 Ok(progress) => {
                     report.published += progress.published as u64;
                     report.parked += progress.parked as u64;
                     failures = self.note(&progress, failures);
+                    wish = progress.retry_after.unwrap_or_default();
                     if progress.moved() {
                         wait = SHORTEST_WAIT;
                     }
@@ -102,7 +104,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
                 }
             }
             if failures > 0 {
-                self.pause(self.failure_wait(failures)).await;
+                self.pause(self.failure_wait(failures).max(wish)).await;
                 continue;
             }
             if self.rest(wait, &mut hints).await {
@@ -169,5 +171,59 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
 
     pub(super) fn stopping(&self) -> bool {
         self.stop.is_cancelled()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use oncebox_core::{Envelope, Failure, Store};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::memory::MemoryStore;
+
+    /// Busy at first, with a wish for peace.
+    #[derive(Clone, Default)]
+    struct Busy(Arc<Mutex<Vec<Instant>>>);
+
+    impl Publisher for Busy {
+        async fn publish(&self, batch: &[Envelope]) -> Vec<Result<(), Failure>> {
+            let mut calls = self.0.lock().unwrap();
+            calls.push(Instant::now());
+            let busy = Err(Failure::destination("busy").after(Duration::from_secs(4)));
+            vec![if calls.len() < 3 { busy } else { Ok(()) }; batch.len()]
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_destination_that_wants_to_be_left_alone_is() {
+        let (store, busy, stop) = (MemoryStore::new(), Busy::default(), CancellationToken::new());
+        let text = || "x".to_owned();
+        let message =
+            Envelope { id: text(), source: text(), kind: text(), destination: text(), ..Envelope::default() };
+        let mut tx = store.begin().await.unwrap();
+        store.put(&mut tx, &[message], None).await.unwrap();
+        store.commit(tx).await.unwrap();
+
+        let relay = Relay::builder(store, busy.clone()).error_backoff(Duration::from_millis(1));
+        let running = tokio::spawn(relay.build().unwrap().run(stop.clone()));
+        let calls = || busy.0.lock().unwrap().clone();
+        tokio::time::timeout(Duration::from_secs(60), async {
+            while calls().len() < 3 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await
+        .unwrap();
+        stop.cancel();
+        let report = running.await.unwrap();
+
+        assert_eq!(report.published, 1);
+        for pair in calls().windows(2) {
+            let waited = pair[1] - pair[0];
+            assert!((4..5).contains(&waited.as_secs()), "{waited:?}");
+        }
     }
 }

@@ -144,7 +144,8 @@ mod tests {
 
         let text = attributes(&envelope).to_string();
 
-        assert!(!text.contains("\\u0000"), "{text}");
+        // Headers are JSON within a text, where an escaped NUL is six harmless characters.
+        assert!(!text.replace(r"\\u0000", "").contains(r"\u0000"), "{text}");
         assert!(!text.contains("\"data"), "{text}");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{MutexGuard, PoisonError};
 use futures_util::TryStreamExt;
 use oncebox_core::log::{
     ClaimRequest, Cursor, DueRow, LaneKey, MAX_BLOCKED, MAX_HOLES, Park, Parking, Position, Row, SHARDS,
-    Settlement, Shard, Span, Window,
+    Settlement, Shard, Span, Window, fair_share,
 };
 use oncebox_core::{Error, Kind, Result, Store, Timestamp};
 use sqlx::postgres::PgRow;
@@ -56,8 +56,7 @@ pub(super) async fn claim(
         .map_err(failed(CLAIM_FAILED))?;
 
     let mine = i64::try_from(mine).unwrap_or(i64::MAX);
-    let fair = i64::from(SHARDS).unsigned_abs().div_ceil(live.max(1).unsigned_abs());
-    let missing = fair.cast_signed() - mine;
+    let missing = fair_share(live) - mine;
     if missing < 0 {
         let give_back = of_holder(include_str!("sql/claim_give_back.sql")).bind(-missing);
         give_back.execute(&mut *tx).await.map_err(failed(CLAIM_FAILED))?;

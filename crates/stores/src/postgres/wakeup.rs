@@ -3,15 +3,17 @@
 //! A NOTIFY inside the business transaction would halve its throughput
 //! (PostgreSQL takes a database-wide lock at commit for it), so none is sent
 //! there. A process that puts messages runs [`notify`]: it gathers hints and
-//! sends at most one NOTIFY per interval on a connection of its own. A process
-//! that relays runs [`listen`]. Both may fail or lag without harm: the relay
-//! polls in any case.
+//! sends at most one NOTIFY per interval, outside of every transaction. A
+//! process that relays runs [`listen`]. Both may fail or lag without harm: the
+//! relay polls in any case.
 
+use std::future::Future;
 use std::time::Duration;
 
 use oncebox_core::{Identifier, Result};
+use oncebox_flow::wakeup::Listener;
 use oncebox_flow::{CancellationToken, Wakeup};
-use sqlx::postgres::PgListener;
+use sqlx::postgres::{PgListener, PgPoolOptions};
 
 use super::error::failed;
 use super::store::PostgresStore;
@@ -20,10 +22,21 @@ use super::store::PostgresStore;
 const DEBOUNCE: Duration = Duration::from_millis(5);
 /// The wait after a lost connection.
 const RECONNECT: Duration = Duration::from_secs(1);
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Passes this process's hints on to relays elsewhere, until `stop`.
-pub async fn notify(store: PostgresStore, wakeup: Wakeup, stop: CancellationToken) {
-    let mut hints = wakeup.listen();
+/// Passes this process's hints on to relays elsewhere, until `stop`. Hints
+/// count from this call on, not from when the future is first polled.
+pub fn notify(
+    store: PostgresStore,
+    wakeup: Wakeup,
+    stop: CancellationToken,
+) -> impl Future<Output = ()> + Send + 'static {
+    let hints = wakeup.listen();
+    notify_of(store, hints, stop)
+}
+
+async fn notify_of(store: PostgresStore, mut hints: Listener, stop: CancellationToken) {
     while stop.run_until_cancelled(hints.hinted()).await.is_some() {
         // Hints come at the put, before the commit they announce.
         stop.run_until_cancelled(tokio::time::sleep(DEBOUNCE)).await;
@@ -36,7 +49,8 @@ pub async fn notify(store: PostgresStore, wakeup: Wakeup, stop: CancellationToke
     }
 }
 
-/// Turns other processes' notifications into hints, until `stop`.
+/// Turns other processes' notifications into hints, until `stop`, on one
+/// connection beside the store's pool.
 pub async fn listen(store: PostgresStore, wakeup: Wakeup, stop: CancellationToken) {
     let listening = async {
         loop {
@@ -49,13 +63,22 @@ pub async fn listen(store: PostgresStore, wakeup: Wakeup, stop: CancellationToke
     stop.run_until_cancelled(listening).await;
 }
 
+/// Listens until the connection is lost.
 async fn listen_once(store: &PostgresStore, wakeup: &Wakeup) -> Result<()> {
-    let mut listener = PgListener::connect_with(store.pool()).await.map_err(failed("cannot listen"))?;
+    // A connection kept for good must not be one that a small pool needs.
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_TIMEOUT);
+    let pool = pool.connect_lazy_with((*store.pool().connect_options()).clone());
+    let mut listener = PgListener::connect_with(&pool).await.map_err(failed("cannot listen"))?;
     listener.listen(&channel(store)).await.map_err(failed("cannot listen"))?;
+    // Left to itself it would connect again without a word, and what was
+    // notified meanwhile would wait for the next poll.
+    listener.eager_reconnect(false);
     loop {
-        // What came while the connection was down is not told; look at once.
+        // What came before this connection listened is not told; look at once.
         wakeup.hint();
-        listener.recv().await.map_err(failed("cannot listen"))?;
+        if listener.try_recv().await.map_err(failed("cannot listen"))?.is_none() {
+            return Ok(());
+        }
     }
 }
 

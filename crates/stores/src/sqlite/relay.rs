@@ -7,7 +7,7 @@ use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
 use oncebox_core::log::{
     ClaimRequest, Cursor, DueRow, LaneKey, MAX_BLOCKED, MAX_HOLES, Park, Parking, Row, SHARDS, Settlement,
-    Shard, Span, Window,
+    Shard, Span, Window, fair_share,
 };
 use oncebox_core::{Error, Kind, Result, Store, Timestamp};
 use serde_json::json;
@@ -81,12 +81,6 @@ pub(super) async fn claim(
     let held = held(store, &mut tx, request).await?;
     store.commit(tx).await?;
     Ok(held)
-}
-
-/// How many shards each of `live` relays may hold, so that together they hold all.
-fn fair_share(live: i64) -> i64 {
-    let (shards, live) = (i64::from(SHARDS), live.max(1));
-    (shards + live - 1) / live
 }
 
 /// Says that this relay is alive, makes the sink's cursors and renews those it holds.
@@ -384,17 +378,4 @@ pub(super) async fn blocked(
         .await
         .map_err(failed("cannot read the blocked keys"))?;
     Ok(lanes.into_iter().map(|(tenant, key)| LaneKey { tenant, key }).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fair_shares_cover_all_shards() {
-        let shares: Vec<i64> = (0..10).map(fair_share).collect();
-
-        assert_eq!(shares, [8, 8, 4, 3, 2, 2, 2, 2, 1, 1]);
-        assert!((1..10).all(|live| live * fair_share(live) >= i64::from(SHARDS)));
-    }
 }

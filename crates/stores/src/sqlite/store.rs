@@ -19,6 +19,8 @@ use super::migrate;
 
 /// The prefix that statements and migrations are written with.
 pub(super) const DEFAULT_PREFIX: &str = "oncebox";
+/// Takes the write lock at the start, where one can still wait for it.
+const BEGIN: &str = "BEGIN IMMEDIATE";
 /// Readers run in parallel; more connections than this only queue for the write lock.
 const MAX_CONNECTIONS: u32 = 8;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,7 +33,8 @@ const ROW_BUFFER: usize = 512;
 pub struct SqliteStore {
     pool: SqlitePool,
     prefix: Cow<'static, str>,
-    begin: SqlStr,
+    /// Waits for the write lock as long as it was told to, instead of as long as the connection would.
+    begin_within: Option<SqlStr>,
     allow_unsafe_durability: bool,
 }
 
@@ -43,7 +46,7 @@ impl SqliteStore {
         Self {
             pool,
             prefix: Cow::Borrowed(DEFAULT_PREFIX),
-            begin: SqlStr::from_static("BEGIN IMMEDIATE"),
+            begin_within: None,
             allow_unsafe_durability: false,
         }
     }
@@ -89,11 +92,13 @@ impl SqliteStore {
 
     /// How long a transaction waits for the write lock at its start, which is
     /// where a duplicate waits too. Without it, the connection's own busy
-    /// timeout holds (5 seconds on pools made here).
+    /// timeout holds (5 seconds on pools made here). Other users of the pool
+    /// are not affected.
     #[must_use]
     pub fn lock_wait(mut self, wait: Duration) -> Self {
-        let text = format!("PRAGMA busy_timeout = {}; BEGIN IMMEDIATE", wait.as_millis());
-        self.begin = AssertSqlSafe(text).into_sql_str();
+        let millis = wait.as_millis().min(i32::MAX.unsigned_abs().into());
+        let text = format!("PRAGMA busy_timeout = {millis}; {BEGIN}");
+        self.begin_within = Some(AssertSqlSafe(text).into_sql_str());
         self
     }
 
@@ -191,15 +196,40 @@ fn is_in_memory(file: &Path) -> bool {
     file.as_os_str() == ":memory:" || file.to_string_lossy().starts_with("file:sqlx-in-memory")
 }
 
+/// Begins under another busy timeout and gives the connection its own back,
+/// whether it could begin or not: the pool hands it to others.
+async fn begin_within_wait(
+    pool: &SqlitePool,
+    begin: SqlStr,
+) -> sqlx::Result<sqlx::Transaction<'static, Sqlite>> {
+    let mut connection = pool.acquire().await?;
+    let own: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(&mut *connection).await?;
+    let give_back = AssertSqlSafe(format!("PRAGMA busy_timeout = {own}")).into_sql_str();
+    if let Err(error) = sqlx::raw_sql(begin).execute(&mut *connection).await {
+        if sqlx::raw_sql(give_back).execute(&mut *connection).await.is_err() {
+            connection.close_on_drop();
+        }
+        return Err(error);
+    }
+    // The transaction is open already; this is how the driver learns of it.
+    sqlx::Transaction::begin(connection, Some(give_back)).await
+}
+
 impl Store for SqliteStore {
     type Tx = SqliteConnection;
     type Begun = sqlx::Transaction<'static, Sqlite>;
 
     async fn begin(&self) -> Result<Self::Begun> {
-        let (pool, begin) = (self.pool.clone(), self.begin.clone());
+        let (pool, begin_within) = (self.pool.clone(), self.begin_within.clone());
         // A begin dropped half way can leave the connection inside a
         // transaction. Shielded it ends, and what nobody waits for rolls back.
-        Shield::new(async move { pool.begin_with(begin).await }).await.map_err(begin_failed)
+        let begun = Shield::new(async move {
+            match begin_within {
+                None => pool.begin_with(BEGIN).await,
+                Some(begin) => begin_within_wait(&pool, begin).await,
+            }
+        });
+        begun.await.map_err(begin_failed)
     }
 
     async fn commit(&self, begun: Self::Begun) -> Result<()> {

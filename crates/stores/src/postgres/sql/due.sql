@@ -1,10 +1,18 @@
 -- Each due head with the rows right behind it. A lane is cut at the first row that is not `behind`, so what
--- is returned of it is always an unbroken run that starts at its head.
+-- is returned of it is always an unbroken run that starts at its head. A row in front that is not due yet holds
+-- back later rows of its lane, even those that have a time of their own.
 WITH head AS (
-    SELECT position, attempts, tenant, ordering_key
-    FROM oncebox.parked
-    WHERE sink = $1 AND state = 'waiting' AND next_at <= coalesce($5, statement_timestamp()) AND shard = ANY ($2)
-    ORDER BY next_at
+    SELECT p.position, p.attempts, p.tenant, p.ordering_key
+    FROM oncebox.parked AS p
+    WHERE p.sink = $1 AND p.state = 'waiting' AND p.next_at <= coalesce($5, statement_timestamp())
+        AND p.shard = ANY ($2)
+        AND NOT EXISTS (
+            SELECT FROM oncebox.parked AS front
+            WHERE front.sink = $1 AND front.tenant = p.tenant AND front.ordering_key = p.ordering_key
+                AND front.position < p.position AND front.state = 'waiting'
+                AND front.next_at > coalesce($5, statement_timestamp())
+        )
+    ORDER BY p.next_at, p.position
     LIMIT $3
 ), follower AS (
     SELECT run.position, run.attempts

@@ -100,3 +100,34 @@ async fn a_transaction_that_sqlite_ended_itself_does_not_poison_the_pool() {
     put(&store, &[envelope("1", None)], None).await;
     assert_eq!(store.read(window(&ALL, 0, 10)).await.unwrap().rows.len(), 1);
 }
+
+#[tokio::test]
+async fn a_store_that_waits_briefly_leaves_the_patience_of_its_pool_alone() {
+    let database = Database::new();
+    drop(database.store().await);
+    let pool = pool_options().max_connections(1).connect_with(database.options()).await.unwrap();
+    let store = SqliteStore::new(pool.clone()).lock_wait(Duration::from_millis(30));
+    let patience =
+        async || sqlx::query_scalar::<_, i64>("PRAGMA busy_timeout").fetch_one(&pool).await.unwrap();
+    let own = patience().await;
+    let mut other = sqlx::SqliteConnection::connect_with(&database.options()).await.unwrap();
+
+    put(&store, &[envelope("1", None)], None).await;
+    let after_commit = patience().await;
+    store.rollback(store.begin().await.unwrap()).await.unwrap();
+    let after_rollback = patience().await;
+    let lock = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let begun = std::time::Instant::now();
+    let busy = store.begin().await.unwrap_err();
+    let waited = begun.elapsed();
+    let after_failure = patience().await;
+    drop(lock);
+
+    assert_eq!(own, 5_000);
+    assert_eq!((after_commit, after_rollback, after_failure), (own, own, own));
+    assert_eq!(busy.kind(), Kind::Busy);
+    assert!(waited < Duration::from_secs(2), "{waited:?}");
+    other.ping().await.unwrap();
+    put(&store, &[envelope("2", None)], None).await;
+    assert_eq!(store.read(window(&ALL, 0, 10)).await.unwrap().rows.len(), 2);
+}

@@ -1,0 +1,100 @@
+//! Migrations, the committed snapshot, and what `verify` finds wrong.
+
+use super::*;
+
+#[tokio::test]
+async fn the_tables_are_what_the_committed_snapshot_says() {
+    on_tables("the_tables_are_what_the_committed_snapshot_says", |store, _| async move {
+        let live = migrate::snapshot(&store).await.unwrap();
+
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/postgres/schema.snapshot");
+        if std::env::var_os("ONCEBOX_BLESS").is_some() {
+            std::fs::write(path, &live).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap(), live, "ONCEBOX_BLESS=1 accepts the change");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn migrating_twice_applies_once() {
+    on_empty("migrating_twice_applies_once", |store, _| async move {
+        let before = migrate::status(&store).await.unwrap();
+        let first = migrate::up(&store).await.unwrap();
+        let second = migrate::up(&store).await.unwrap();
+        let after = migrate::status(&store).await.unwrap();
+
+        assert_eq!(before.first().unwrap().state, migrate::MigrationState::Pending);
+        assert_eq!(first.iter().map(|applied| applied.version).collect::<Vec<_>>(), [1]);
+        assert!(second.is_empty());
+        assert_eq!(after.first().unwrap().state, migrate::MigrationState::Applied);
+        store.verify().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn several_migrators_at_once_apply_each_migration_once() {
+    on_empty("several_migrators_at_once_apply_each_migration_once", |store, _| async move {
+        let migrator = |store: PostgresStore| async move { migrate::up(&store).await.unwrap().len() };
+        let tasks: Vec<_> = (0..6).map(|_| tokio::spawn(migrator(store.clone()))).collect();
+
+        let mut applied = 0;
+        for task in tasks {
+            applied += task.await.unwrap();
+        }
+
+        assert_eq!(applied, 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_printed_sql_makes_the_same_tables() {
+    on_empty("the_printed_sql_makes_the_same_tables", |store, _| async move {
+        execute(&store, &migrate::sql(&store, 0)).await;
+
+        assert!(migrate::up(&store).await.unwrap().is_empty());
+        store.verify().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn verify_says_what_is_wrong_and_what_to_do() {
+    on_empty("verify_says_what_is_wrong_and_what_to_do", |store, schema| async move {
+        let error = async || store.verify().await.unwrap_err();
+
+        let missing = error().await;
+        assert_eq!(missing.kind(), Kind::Config);
+        assert!(missing.to_string().contains("tables are missing; run `oncebox migrate up --db <url>`"));
+
+        migrate::up(&store).await.unwrap();
+        execute(&store, &format!("ALTER TABLE {schema}.outbox ADD COLUMN extra text")).await;
+        assert!(error().await.to_string().contains("it has `column outbox.extra text`"));
+        execute(&store, &format!("ALTER TABLE {schema}.outbox DROP COLUMN extra")).await;
+        execute(&store, &format!("DROP INDEX {schema}.marker_age")).await;
+        assert!(error().await.to_string().contains("it lacks `index CREATE INDEX marker_age"));
+        execute(&store, &format!("CREATE INDEX marker_age ON {schema}.marker (handler, processed_at)")).await;
+        store.verify().await.unwrap();
+
+        execute(&store, &format!("INSERT INTO {schema}.migration VALUES (99, 'later', 'x')")).await;
+        let newer = error().await.to_string();
+        assert_eq!(newer, "the database is at schema version 99, this build knows 1; upgrade oncebox");
+        assert_eq!(kind(migrate::up(&store).await), Kind::Config);
+        let unknown = migrate::status(&store).await.unwrap();
+        assert_eq!(unknown.last().unwrap().state, migrate::MigrationState::Unknown);
+
+        execute(&store, &format!("DELETE FROM {schema}.migration WHERE version = 99")).await;
+        execute(&store, &format!("UPDATE {schema}.migration SET checksum = 'x'")).await;
+        assert!(error().await.to_string().contains("another text"));
+    })
+    .await;
+}
+
+#[test]
+fn a_name_that_is_not_an_identifier_never_reaches_sql() {
+    for name in ["a; DROP TABLE x", "a\"", "a.b", "A", ""] {
+        assert_eq!(kind(Identifier::new(name)), Kind::Config, "{name}");
+    }
+}

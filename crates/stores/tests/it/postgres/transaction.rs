@@ -1,0 +1,160 @@
+//! Transactions that are dropped, refused or killed, and what errors mean.
+
+use super::*;
+
+/// Polls as often as the runtime lets it, and drops the future when `span` is over.
+async fn dropped_after<F: Future>(future: F, span: Duration) {
+    let begun = Instant::now();
+    let mut future = pin!(future);
+    loop {
+        let ready = poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready())).await;
+        if ready || begun.elapsed() >= span {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+const ROUNDS: u32 = 300;
+
+/// Of inserts that each follow a begin dropped at another instant: how many
+/// survive, and how many found the connection inside a transaction.
+async fn survivors<F: Future>(pool: &sqlx::PgPool, schema: &str, begin: impl Fn() -> F) -> (i64, u32) {
+    pool.execute(AssertSqlSafe(format!("CREATE TABLE {schema}.kept (n int)"))).await.unwrap();
+    let mut inside = 0;
+    for round in 0..ROUNDS {
+        dropped_after(begin(), Duration::from_micros(u64::from(round * 37 % 1500))).await;
+        pool.execute(AssertSqlSafe(format!("INSERT INTO {schema}.kept VALUES (1)"))).await.unwrap();
+        // One message, or the two differ outside a transaction as well.
+        let asked = pool.fetch_one(sqlx::raw_sql("SELECT now() = statement_timestamp()")).await.unwrap();
+        let outside: bool = asked.get(0);
+        inside += u32::from(!outside);
+    }
+    // Whatever the one connection left open ends with it.
+    pool.close().await;
+    let other = sqlx::PgPool::connect_with((*pool.connect_options()).clone()).await.unwrap();
+    let count = format!("SELECT count(*) FROM {schema}.kept");
+    (sqlx::query_scalar(AssertSqlSafe(count)).fetch_one(&other).await.unwrap(), inside)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_begin_dropped_at_any_instant_leaves_no_transaction_behind() {
+    on_tables("a_begin_dropped_at_any_instant_leaves_no_transaction_behind", |store, schema| async move {
+        let options = (*store.pool().connect_options()).clone();
+        let plain = PgPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
+        let on_plain = PostgresStore::new(plain.clone());
+
+        let outcome = survivors(&plain, &schema, || on_plain.begin()).await;
+
+        assert_eq!(outcome, (ROUNDS.into(), 0));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_offered_pool_options_repair_a_bare_begin_that_was_dropped() {
+    on_tables("the_offered_pool_options_repair_a_bare_begin_that_was_dropped", |store, schema| async move {
+        let options = (*store.pool().connect_options()).clone();
+        let pool = pool_options().max_connections(1).connect_with(options).await.unwrap();
+
+        let outcome = survivors(&pool, &schema, || pool.begin()).await;
+
+        assert_eq!(outcome, (ROUNDS.into(), 0));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_commit_after_a_swallowed_error_is_refused() {
+    on_tables("a_commit_after_a_swallowed_error_is_refused", |store, _| async move {
+        let mut tx = store.begin().await.unwrap();
+        store.put(&mut tx, &[envelope("1")], None).await.unwrap();
+        tx.execute("SELECT 1 / 0").await.unwrap_err();
+
+        let error = store.commit(tx).await.unwrap_err();
+
+        assert_eq!(error.kind(), Kind::Rejected);
+        assert_eq!(error.to_string(), "an earlier statement had failed; nothing was committed");
+        assert!(read(&store, 0, &[]).await.rows.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_killed_before_the_commit_commits_nothing() {
+    on_tables("a_connection_killed_before_the_commit_commits_nothing", |store, _| async move {
+        let mut tx = store.begin().await.unwrap();
+        store.put(&mut tx, &[envelope("1")], None).await.unwrap();
+        let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
+        sqlx::query("SELECT pg_terminate_backend($1)").bind(pid).execute(store.pool()).await.unwrap();
+
+        let error = store.commit(tx).await.unwrap_err();
+
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert!(!store.holds(&envelope("1")).await.unwrap());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_idle_transaction_is_ended_by_the_server() {
+    on_tables("an_idle_transaction_is_ended_by_the_server", |store, _| async move {
+        let short = store.clone().idle_timeout(Duration::from_millis(50));
+        let mut tx = short.begin().await.unwrap();
+        short.put(&mut tx, &[envelope("1")], None).await.unwrap();
+
+        // Waits in the index until the server has ended the idle owner.
+        let once = put(&store, &[envelope("1")]).await;
+
+        assert_eq!(once, [Once::First]);
+        drop(tx);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn errors_of_a_real_server_have_their_kind() {
+    on_tables("errors_of_a_real_server_have_their_kind", |store, schema| async move {
+        let mut tx = store.begin().await.unwrap();
+        let spoiled = [
+            Envelope { id: "a\0b".into(), ..envelope("1") },
+            Envelope { id: "x".repeat(256), ..envelope("1") },
+            keyed("1", ""),
+        ];
+        for bad in spoiled {
+            tx.execute("SAVEPOINT s").await.unwrap();
+            assert_eq!(kind(store.put(&mut tx, std::slice::from_ref(&bad), None).await), Kind::Invalid);
+            tx.execute("ROLLBACK TO s").await.unwrap();
+        }
+        drop(tx);
+        let foreign = store.pool().execute("SELECT * FROM no_such_table").await.unwrap_err();
+        assert_eq!(store.classify(&foreign), Some(Kind::Config));
+        assert_eq!(store.classify(&std::io::Error::other("disk")), None);
+
+        execute(&store, &format!("DROP TABLE {schema}.marker")).await;
+        let mut tx = store.begin().await.unwrap();
+        let key = MessageKey::business("k");
+        assert_eq!(kind(store.mark(&mut tx, &mark(&key), None).await), Kind::Config);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_failed_connect_tells_where_but_not_the_password() {
+    let Some(url) = url("a_failed_connect_tells_where_but_not_the_password") else { return };
+    let (scheme, rest) = url.split_once("://").unwrap();
+    let server = rest.rsplit_once('@').map_or(rest, |(_, server)| server);
+    let server = server.split(['/', '?']).next().unwrap();
+
+    let nowhere = PostgresStore::connect("postgres://joe:hunter2@127.0.0.1:1/db").await.unwrap_err();
+    let malformed = PostgresStore::connect("postgres://joe:hunter2@[::1/db").await.unwrap_err();
+    let stranger = format!("{scheme}://no_such_role:hunter2@{server}/no_such_database");
+    let refused = PostgresStore::connect(&stranger).await.unwrap_err();
+
+    assert_eq!(nowhere.kind(), Kind::Unavailable);
+    assert!(nowhere.to_string().contains("database db at 127.0.0.1:1"), "{nowhere}");
+    assert_eq!((malformed.kind(), refused.kind()), (Kind::Config, Kind::Config));
+    for error in [&nowhere, &malformed, &refused] {
+        assert!(!error.chain().contains("hunter2") && !format!("{error:?}").contains("hunter2"));
+    }
+}
