@@ -1,0 +1,304 @@
+//! Publishing: pipelined, every confirm awaited, order by key kept.
+//!
+//! Messages without a key, and those of different keys, are sent one after the
+//! other without waiting, up to a window. Of one key, the next is sent when the
+//! one before is confirmed: the server may refuse one message (a stream that is
+//! full takes a smaller one), and a connection may break between two, and in
+//! both cases the later one would be stored alone.
+//!
+//! The server drops a message whose id it has seen, whatever the message is. A
+//! confirm that says *duplicate* therefore counts only after a look at what is
+//! stored: this process cannot know whether an earlier one had sent the message.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+
+use async_nats::jetstream::context::PublishError;
+use async_nats::jetstream::message::{PublishMessage, StreamMessage};
+use async_nats::jetstream::publish::PublishAck;
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use oncebox_core::log::LaneKey;
+use oncebox_core::transport::Class;
+use oncebox_core::{Envelope, Failure, Publisher, Result};
+use tokio::time::{Instant, interval, sleep_until, timeout_at};
+use tracing::{error, warn};
+
+use super::Nats;
+use super::connection::{API_TIMEOUT, GLANCE, Live};
+use super::error::refused;
+use super::topology::{ensure_stream, is_missing};
+use super::wire::{Outbound, Writer};
+
+/// How often a message is sent under another id because its own was taken by
+/// something that is not there any more.
+const RENAMES: usize = 3;
+
+impl Publisher for Nats {
+    async fn publish(&self, batch: &[Envelope]) -> Vec<Result<(), Failure>> {
+        if batch.is_empty() {
+            return Vec::new();
+        }
+        if self.inner.closed.is_cancelled() {
+            return vec![Err(Failure::destination("the transport is closed")); batch.len()];
+        }
+        match self.inner.publishing.live().await {
+            Ok(live) => Call::new(self, &live, batch).run().await,
+            Err(error) => vec![Err(Failure::destination(error.chain())); batch.len()],
+        }
+    }
+}
+
+/// One call: what may be sent, what waits for its key, what was answered.
+struct Call<'c> {
+    nats: &'c Nats,
+    live: &'c Live,
+    batch: &'c [Envelope],
+    ready: VecDeque<usize>,
+    lanes: HashMap<LaneKey, VecDeque<usize>>,
+    results: Vec<Option<Result<(), Failure>>>,
+    unanswered: usize,
+    started: Instant,
+    deadline: Instant,
+}
+
+impl<'c> Call<'c> {
+    fn new(nats: &'c Nats, live: &'c Live, batch: &'c [Envelope]) -> Self {
+        let mut ready = VecDeque::with_capacity(batch.len());
+        let mut lanes: HashMap<LaneKey, VecDeque<usize>> = HashMap::new();
+        for (index, envelope) in batch.iter().enumerate() {
+            match LaneKey::of(envelope) {
+                None => ready.push_back(index),
+                Some(key) => {
+                    let lane = lanes.entry(key).or_default();
+                    if lane.is_empty() {
+                        ready.push_back(index);
+                    }
+                    lane.push_back(index);
+                }
+            }
+        }
+        let started = Instant::now();
+        let deadline = started + nats.inner.options.confirm_timeout;
+        let (results, unanswered) = (vec![None; batch.len()], batch.len());
+        Self { nats, live, batch, ready, lanes, results, unanswered, started, deadline }
+    }
+
+    async fn run(mut self) -> Vec<Result<(), Failure>> {
+        let mut awaited = FuturesUnordered::new();
+        let mut glance = interval(GLANCE);
+        while self.unanswered > 0 {
+            while awaited.len() < self.nats.inner.options.window
+                && let Some(index) = self.ready.pop_front()
+            {
+                match self.send(index).await {
+                    Ok(confirm) => awaited.push(self.confirm_of(index, confirm)),
+                    Err(failure) => self.answer(index, Err(failure)),
+                }
+            }
+            tokio::select! {
+                biased;
+                Some((index, result)) = awaited.next() => self.answer(index, result),
+                _ = glance.tick() => {
+                    if !self.live.is_unbroken() {
+                        self.give_up("the connection was lost");
+                        break;
+                    }
+                    self.hear_complaints();
+                }
+                () = sleep_until(self.deadline) => {
+                    let waited = self.nats.inner.options.confirm_timeout;
+                    self.give_up(&format!("no confirm within {waited:?}"));
+                    self.nats.inner.publishing.suspect(self.live).await;
+                    break;
+                }
+            }
+        }
+        drop(awaited);
+        self.results.into_iter().map(|result| result.unwrap_or_else(unanswered)).collect()
+    }
+
+    /// Hands a message to the client.
+    async fn send(&self, index: usize) -> Result<Confirm, Failure> {
+        let Some(envelope) = self.batch.get(index) else { return unanswered() };
+        let inner = &self.nats.inner;
+        let sent = writer(self.nats).write(envelope)?;
+        if inner.options.streams == super::Topology::Declare && !inner.known.contains(&sent.subject) {
+            ensure_stream(self.live, &inner.options, &sent.subject)
+                .await
+                .map_err(|error| Failure::destination(error.chain()))?;
+            inner.known.add(&sent.subject);
+        }
+        send(self.live, sent, self.deadline).await
+    }
+
+    /// The answer to a message that was sent.
+    fn confirm_of(
+        &self,
+        index: usize,
+        confirm: Confirm,
+    ) -> impl Future<Output = (usize, Result<(), Failure>)> + use<'c> {
+        let (nats, live, batch) = (self.nats, self.live, self.batch);
+        async move {
+            let result = match (batch.get(index), confirm.await) {
+                (_, Ok(ack)) if !ack.duplicate => Ok(()),
+                (Some(envelope), answer) => judge(nats, live, envelope, answer).await,
+                (None, _) => unanswered(),
+            };
+            (index, result)
+        }
+    }
+
+    /// Notes an answer, and lets the next of the key go or none of them.
+    fn answer(&mut self, index: usize, result: Result<(), Failure>) {
+        let Some(envelope) = self.batch.get(index) else { return };
+        if let Err(failure) = &result
+            && failure.class == Class::Destination
+        {
+            // It may have lost its stream: looked up again, and made again if that is allowed.
+            let subject = super::wire::subject(&self.nats.inner.options.prefix, &envelope.destination);
+            subject.iter().for_each(|subject| self.nats.inner.known.remove(subject));
+        }
+        if let Some(key) = LaneKey::of(envelope) {
+            match &result {
+                Ok(()) => self.free(&key),
+                Err(failure) => self.hold_back(&key, failure.class),
+            }
+        }
+        self.note(index, result);
+    }
+
+    fn free(&mut self, key: &LaneKey) {
+        let Some(lane) = self.lanes.get_mut(key) else { return };
+        lane.pop_front();
+        match lane.front() {
+            Some(next) => self.ready.push_back(*next),
+            None => _ = self.lanes.remove(key),
+        }
+    }
+
+    fn hold_back(&mut self, key: &LaneKey, class: Class) {
+        let Some(lane) = self.lanes.remove(key) else { return };
+        for index in lane.into_iter().skip(1) {
+            let reason = "an earlier message of its key was not confirmed";
+            let failure = match class {
+                Class::Unknown | Class::Pending => Failure::unknown(reason),
+                Class::Destination | Class::Message => Failure::destination(reason),
+            };
+            self.note(index, Err(failure));
+        }
+    }
+
+    fn note(&mut self, index: usize, result: Result<(), Failure>) {
+        if let Some(place) = self.results.get_mut(index)
+            && place.is_none()
+        {
+            *place = Some(result);
+            self.unanswered -= 1;
+        }
+    }
+
+    /// Answers what is not answered: what was sent is unknown, the rest was never sent.
+    fn give_up(&mut self, why: &str) {
+        let hosts = self.nats.inner.publishing.hosts();
+        let waiting = self.lanes.values().flat_map(|lane| lane.iter().skip(1));
+        let unsent: Vec<usize> = self.ready.iter().chain(waiting).copied().collect();
+        for index in unsent {
+            self.note(index, Err(Failure::destination(format!("not sent to NATS at {hosts}: {why}"))));
+        }
+        for index in 0..self.batch.len() {
+            self.note(index, Err(Failure::unknown(format!("NATS at {hosts}: {why}"))));
+        }
+    }
+
+    /// A publish that is not permitted gets no answer at all, only a complaint
+    /// on the connection.
+    fn hear_complaints(&mut self) {
+        let Some(complaint) = self.live.complaint_since(self.started) else { return };
+        for (index, envelope) in self.batch.iter().enumerate() {
+            let subject = super::wire::subject(&self.nats.inner.options.prefix, &envelope.destination);
+            let is_meant = subject.is_ok_and(|subject| complaint.contains(&format!("\"{subject}\"")));
+            if is_meant && self.results.get(index).is_some_and(Option::is_none) {
+                self.answer(index, Err(Failure::destination(complaint.clone())));
+            }
+        }
+    }
+}
+
+fn writer(nats: &Nats) -> Writer<'_> {
+    let options = &nats.inner.options;
+    Writer { prefix: &options.prefix, mode: options.mode, keyring: options.keyring.as_ref() }
+}
+
+fn unanswered<T>() -> Result<T, Failure> {
+    Err(Failure::unknown("no answer"))
+}
+
+/// The second await of a publish: the first only hands it to the client.
+type Confirm = async_nats::jetstream::context::PublishAckFuture;
+
+async fn send(live: &Live, sent: Outbound, deadline: Instant) -> Result<Confirm, Failure> {
+    let Outbound { subject, headers, body, .. } = sent;
+    let message = PublishMessage::build().headers(headers).payload(body.into());
+    let handed_over = live.publishing.send_publish(subject.clone(), message);
+    match timeout_at(deadline, handed_over).await {
+        Ok(handed_over) => handed_over.map_err(|error| refused(&subject, &error)),
+        Err(_elapsed) => Err(Failure::destination(format!("{subject} is not taking messages"))),
+    }
+}
+
+/// What an answer means that is no plain confirm. A duplicate is looked at: if
+/// the stored message is this one, it was sent before; if it is another one,
+/// somebody took its id; if it is gone, nobody can tell, and it is sent once
+/// more under an id of its own.
+async fn judge(
+    nats: &Nats,
+    live: &Live,
+    envelope: &Envelope,
+    mut answer: Result<PublishAck, PublishError>,
+) -> Result<(), Failure> {
+    let mut sent = writer(nats).write(envelope)?;
+    for _ in 0..RENAMES {
+        let ack = match answer {
+            Err(error) => return Err(refused(&sent.subject, &error)),
+            Ok(ack) if !ack.duplicate => return Ok(()),
+            Ok(ack) => ack,
+        };
+        let place = format!("the stream {} at {}", ack.stream, ack.sequence);
+        match stored(live, &ack).await? {
+            Some(stored) if sent.is_stored_as(&stored.subject, &stored.headers, &stored.payload) => {
+                return Ok(());
+            }
+            Some(_) => {
+                error!(id = envelope.id, subject = sent.subject, place, "nats.id_conflict");
+                return Err(Failure::message(format!("conflict: another message has its id in {place}")));
+            }
+            None => {
+                warn!(id = envelope.id, subject = sent.subject, place, "nats.sent_under_another_id");
+                let renamed = format!("{}+{}", sent.id, ack.sequence);
+                sent = sent.renamed(renamed);
+                let deadline = Instant::now() + API_TIMEOUT;
+                answer = send(live, sent.clone(), deadline).await?.await;
+            }
+        }
+    }
+    Err(Failure::message("conflict: its id is taken again and again"))
+}
+
+/// The message a confirm speaks of, read from the stream's leader; `None` if it is not there any more.
+async fn stored(live: &Live, ack: &PublishAck) -> Result<Option<StreamMessage>, Failure> {
+    let unreadable = |reason: String| {
+        Failure::unknown(format!("cannot read {} of the stream {}: {reason}", ack.sequence, ack.stream))
+    };
+    let stream =
+        live.api.get_stream_no_info(&ack.stream).await.map_err(|error| unreadable(error.to_string()))?;
+    match stream.get_raw_message(ack.sequence).await {
+        Ok(message) => Ok(Some(message)),
+        Err(error) => match error.kind() {
+            LastRawMessageErrorKind::NoMessageFound => Ok(None),
+            LastRawMessageErrorKind::JetStream(cause) if is_missing(cause.error_code()) => Ok(None),
+            _ => Err(unreadable(error.to_string())),
+        },
+    }
+}
