@@ -7,6 +7,7 @@ use oncebox_core::Identifier;
 use oncebox_core::inspect::Inspect;
 use oncebox_stores::postgres::PostgresStore;
 use oncebox_stores::sqlite::SqliteStore;
+use sqlx::ConnectOptions as _;
 use sqlx::postgres::{PgConnectOptions, PgPool};
 use sqlx::sqlite::SqlitePool;
 
@@ -35,27 +36,13 @@ pub(crate) enum Database {
 impl DatabaseArgs {
     /// Opens the database; a SQLite file is created only if `create` says so.
     pub(crate) async fn open(&self, create: bool) -> Result<Database, Fault> {
-        let (place, schema) = self.place()?;
-        let unreachable = |error| Fault::unreachable(&error);
-        match place {
-            Place::Postgres(url) => {
-                let store = PostgresStore::connect(&url).await.map_err(unreachable)?;
-                Ok(Database::Postgres(store.schema(schema)))
-            }
-            Place::Sqlite(url) => {
-                let store = match create {
-                    true => SqliteStore::create(&url).await,
-                    false => SqliteStore::connect(&url).await,
-                };
-                Ok(Database::Sqlite(store.map_err(unreachable)?.prefix(schema)))
-            }
-        }
+        Database::open(&self.url()?, &self.schema, create).await
     }
 
     /// The store without looking for the database, which may not exist yet.
     pub(crate) fn unopened(&self) -> Result<Database, Fault> {
-        let (place, schema) = self.place()?;
-        Ok(match place {
+        let schema = Identifier::new(self.schema.as_str())?;
+        Ok(match Place::of(self.url()?)? {
             Place::Postgres(url) => {
                 Database::Postgres(PostgresStore::new(PgPool::connect_lazy(&url)?).schema(schema))
             }
@@ -65,30 +52,22 @@ impl DatabaseArgs {
         })
     }
 
-    fn place(&self) -> Result<(Place, Identifier), Fault> {
-        let fallback = std::env::var("DATABASE_URL").ok();
-        let Some(url) = self.url.clone().or(fallback) else {
-            return Err(Fault::new(Class::Input, "no database was named")
-                .help("pass --db URL, or set ONCEBOX_DB or DATABASE_URL"));
-        };
-        let schema = Identifier::new(self.schema.as_str())?;
-        Ok((Place::of(url)?, schema))
-    }
-
     /// Opens the database and makes sure its tables are what this build expects.
     pub(crate) async fn open_verified(&self) -> Result<Database, Fault> {
-        let database = self.open(false).await?;
-        let verified = match &database {
-            Database::Sqlite(store) => store.verify().await,
-            Database::Postgres(store) => store.verify().await,
-        };
-        let Err(error) = verified else { return Ok(database) };
-        // Whether it is the tables or the server decides what a person has to do.
-        let schema = match &database {
-            Database::Sqlite(store) => store.verify_schema().await,
-            Database::Postgres(store) => store.verify_schema().await,
-        };
-        Err(schema.map_or_else(|error| Fault::schema(&error), |()| Fault::from(&error)))
+        self.open(false).await?.verified().await
+    }
+
+    /// Whether a database was named on purpose; `DATABASE_URL` may be there for others.
+    pub(crate) const fn is_named(&self) -> bool {
+        self.url.is_some()
+    }
+
+    fn url(&self) -> Result<String, Fault> {
+        let fallback = || std::env::var("DATABASE_URL").ok();
+        self.url.clone().or_else(fallback).ok_or_else(|| {
+            Fault::new(Class::Input, "no database was named")
+                .help("pass --db URL, or set ONCEBOX_DB or DATABASE_URL")
+        })
     }
 }
 
@@ -123,6 +102,58 @@ impl Place {
 }
 
 impl Database {
+    /// Opens the database at `url`; a SQLite file is created only if `create` says so.
+    pub(crate) async fn open(url: &str, schema: &str, create: bool) -> Result<Self, Fault> {
+        // The URL first: a command line without a database is the commoner mistake.
+        let place = Place::of(url.to_owned())?;
+        let schema = Identifier::new(schema)?;
+        let unreachable = |error| Fault::unreachable(&error);
+        match place {
+            Place::Postgres(url) => {
+                let store = PostgresStore::connect(&url).await.map_err(unreachable)?;
+                Ok(Self::Postgres(store.schema(schema)))
+            }
+            Place::Sqlite(url) => {
+                let store = match create {
+                    true => SqliteStore::create(&url).await,
+                    false => SqliteStore::connect(&url).await,
+                };
+                Ok(Self::Sqlite(store.map_err(unreachable)?.prefix(schema)))
+            }
+        }
+    }
+
+    /// The same, if its tables and settings are what this build expects.
+    pub(crate) async fn verified(self) -> Result<Self, Fault> {
+        let verified = match &self {
+            Self::Sqlite(store) => store.verify().await,
+            Self::Postgres(store) => store.verify().await,
+        };
+        let Err(error) = verified else { return Ok(self) };
+        // Whether it is the tables or the server decides what a person has to do.
+        let schema = match &self {
+            Self::Sqlite(store) => store.verify_schema().await,
+            Self::Postgres(store) => store.verify_schema().await,
+        };
+        Err(schema.map_or_else(|error| Fault::schema(&error), |()| Fault::from(&error)))
+    }
+
+    /// Lets new connections use the credentials of `url`; open ones stay.
+    pub(crate) fn replace_url(&self, url: &str) -> Result<(), Fault> {
+        match (self, Place::of(url.to_owned())?) {
+            (Self::Postgres(store), Place::Postgres(url)) => {
+                let unreadable = |_| Fault::new(Class::Input, "the PostgreSQL URL cannot be understood");
+                let options = PgConnectOptions::from_str(&url).map_err(unreadable)?;
+                let options = options.application_name("oncebox").disable_statement_logging();
+                store.pool().set_connect_options(options);
+                Ok(())
+            }
+            // A file has no credentials.
+            (Self::Sqlite(_), Place::Sqlite(_)) => Ok(()),
+            _ => Err(Fault::new(Class::Input, "the URL is for another kind of database")),
+        }
+    }
+
     pub(crate) fn inspect(&self) -> &dyn Inspect {
         match self {
             Self::Sqlite(store) => store,

@@ -1,8 +1,11 @@
 //! How the command line fails: a code to look up, an exit code for scripts, and
 //! what to do about it.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use oncebox_core::{Error, Kind};
 
 use crate::output::{Format, plain};
@@ -14,6 +17,7 @@ Exit codes:
   1  it failed
   2  the command line was not understood
   3  unhealthy (status)
+  4  there is no such thing
   5  refused
   6  the schema is missing, behind or ahead
   7  the database or destination cannot be reached
@@ -25,6 +29,7 @@ pub(crate) enum Class {
     Failed,
     Input,
     DemoFailed,
+    NotFound,
     Schema,
     Config,
     Unreachable,
@@ -34,10 +39,11 @@ pub(crate) enum Class {
 impl Class {
     /// Every class; each has an entry in `docs/reference/errors.md`.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Failed,
         Self::Input,
         Self::DemoFailed,
+        Self::NotFound,
         Self::Schema,
         Self::Config,
         Self::Unreachable,
@@ -50,6 +56,7 @@ impl Class {
             Self::DemoFailed => ("OBX1002", "oncebox::demo::disproved", 1),
             Self::Output => ("OBX1003", "oncebox::output", 1),
             Self::Input => ("OBX2001", "oncebox::input", 2),
+            Self::NotFound => ("OBX4001", "oncebox::not_found", 4),
             Self::Config => ("OBX5001", "oncebox::refused", 5),
             Self::Schema => ("OBX6001", "oncebox::schema", 6),
             Self::Unreachable => ("OBX7001", "oncebox::unreachable", 7),
@@ -75,6 +82,16 @@ impl Fault {
         self
     }
 
+    /// The fault of a command line, from what clap would print about it.
+    fn usage(text: &str) -> Self {
+        let mut paragraphs = text.split("\n\n");
+        let first = paragraphs.next().unwrap_or_default();
+        let lines = first.trim_start_matches("error: ").lines().map(str::trim);
+        let message = lines.collect::<Vec<_>>().join(" ");
+        let usage = text.lines().find(|line| line.starts_with("Usage: "));
+        Self::new(Class::Input, message).help(usage.unwrap_or("see oncebox --help"))
+    }
+
     /// The fault of a store's start-up check: what is wrong with its tables.
     pub(crate) fn schema(error: &Error) -> Self {
         match error.kind() {
@@ -89,6 +106,10 @@ impl Fault {
             Kind::Config => Self::new(Class::Unreachable, error.chain()),
             _ => Self::from(error),
         }
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
     }
 
     pub(crate) const fn exit(&self) -> u8 {
@@ -115,6 +136,50 @@ impl Fault {
         }
         text + "  docs: " + &docs
     }
+}
+
+/// Ends a run whose command line was not understood, or was a call for help.
+pub(crate) fn misunderstood(error: &clap::Error) -> ExitCode {
+    let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    let text = error.render().to_string();
+    let masked = without_userinfo(&text);
+    if !is_help && wants_json(std::env::args_os().skip(1)) {
+        let fault = match error.kind() {
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Fault::usage("a command is missing"),
+            _ => Fault::usage(&masked),
+        };
+        fault.print(Format::Json);
+    } else if masked == text {
+        // In colour, where there is any.
+        error.print().ok();
+    } else {
+        eprint!("{masked}");
+    }
+    ExitCode::from(if is_help { 0 } else { Class::Input.describe().2 })
+}
+
+/// Whether the arguments ask for JSON, although they cannot be understood as a whole.
+fn wants_json(args: impl Iterator<Item = OsString>) -> bool {
+    let args: Vec<_> =
+        args.take_while(|arg| arg != "--").map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let is_joined = |arg: &String| ["-ojson", "-o=json", "--output=json"].contains(&arg.as_str());
+    let is_apart =
+        |pair: &[String]| matches!(pair, [o, json] if (o == "-o" || o == "--output") && json == "json");
+    args.iter().any(is_joined) || args.windows(2).any(is_apart)
+}
+
+/// The text without what stands before the host of a URL: an argument in the
+/// wrong place is quoted, and may be a URL with a password.
+fn without_userinfo(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut masked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| c.is_whitespace() || c == '\'').unwrap_or(part.len());
+        let host = part.get(..end).and_then(|word| word.rfind('@')).map_or(0, |at| at + 1);
+        let mask = if host > 0 { "…@" } else { "" };
+        let _ = write!(masked, "://{mask}{}", part.get(host..).unwrap_or_default());
+    }
+    masked
 }
 
 impl From<&Error> for Fault {
@@ -164,6 +229,28 @@ mod tests {
                 "{code} is not documented"
             );
         }
+    }
+
+    #[test]
+    fn a_quoted_url_loses_its_userinfo_and_nothing_else() {
+        let text = "unexpected argument 'postgres://joe:hunter2@h:1/db' found, see https://x.y/a";
+
+        assert_eq!(
+            without_userinfo(text),
+            "unexpected argument 'postgres://…@h:1/db' found, see https://x.y/a"
+        );
+        assert_eq!(without_userinfo("a://b:p@s@c/d?e=f@g"), "a://…@g", "rather too much than too little");
+        assert_eq!(without_userinfo("plain"), "plain");
+    }
+
+    #[test]
+    fn json_is_wanted_if_any_form_of_the_option_says_so() {
+        let wants = |args: &[&str]| wants_json(args.iter().map(OsString::from));
+
+        for args in [&["x", "-o", "json"][..], &["-ojson"], &["--output=json", "x"], &["--output", "json"]] {
+            assert!(wants(args), "{args:?}");
+        }
+        assert!(!wants(&["-o", "text"]) && !wants(&["json"]) && !wants(&["--", "-o", "json"]));
     }
 
     #[test]

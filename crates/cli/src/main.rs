@@ -1,6 +1,10 @@
 //! The `oncebox` command line. One file per verb; this one is the table of contents.
 
+mod check;
+mod config;
+mod consume;
 mod database;
+mod dead;
 mod demo;
 mod fault;
 mod migrate;
@@ -23,8 +27,9 @@ struct Cli {
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Text)]
     output: Format,
     /// What to log, for instance `info` or `oncebox_flow=debug`
-    #[arg(long, global = true, env = "ONCEBOX_LOG", default_value = "warn", value_name = "FILTER")]
-    log: String,
+    /// [env: ONCEBOX_LOG=] [default: warn]
+    #[arg(long, global = true, value_name = "FILTER")]
+    log: Option<String>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -39,6 +44,12 @@ enum Verb {
     Status(status::Args),
     /// Carry committed messages from the outbox to a destination
     Relay(relay::Args),
+    /// List, retry or give up the dead letters of relays
+    Dead(dead::Args),
+    /// Look at every destination and tell what would lose messages there
+    Check(check::Args),
+    /// Print or forward what a queue delivers, through the inbox
+    Consume(consume::Args),
     /// A worker process of the demo
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
@@ -46,8 +57,10 @@ enum Verb {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let cli = Cli::parse();
-    output::log_to_stderr(&cli.log, cli.output);
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return fault::misunderstood(&error),
+    };
     let format = cli.output;
     match run(cli).await {
         Ok(code) => code,
@@ -59,11 +72,21 @@ async fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<ExitCode, Fault> {
+    // A relay reads its configuration first, which may say what to log.
+    if !matches!(cli.verb, Verb::Relay(_)) {
+        let filter = cli.log.clone().or_else(|| std::env::var("ONCEBOX_LOG").ok());
+        // What a check finds is its result.
+        let default = if matches!(cli.verb, Verb::Check(_)) { "error" } else { "warn" };
+        output::log_to_stderr(filter.as_deref().unwrap_or(default), cli.output);
+    }
     match cli.verb {
         Verb::Demo(args) => demo::run(args, cli.output).await,
         Verb::Migrate(args) => migrate::run(args, cli.output).await,
         Verb::Status(args) => status::run(args, cli.output).await,
-        Verb::Relay(args) => relay::run(args, cli.output).await,
+        Verb::Relay(args) => relay::run(args, cli.output, cli.log).await,
+        Verb::Dead(args) => dead::run(args, cli.output).await,
+        Verb::Check(args) => check::run(args, cli.output).await,
+        Verb::Consume(args) => consume::run(args, cli.output).await,
         Verb::DemoWorker(args) => demo::work(args).await,
     }
 }

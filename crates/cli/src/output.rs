@@ -15,7 +15,12 @@ pub(crate) enum Format {
 }
 
 pub(crate) fn log_to_stderr(filter: &str, format: Format) {
-    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("warn"));
+    // The brokers' clients repeat, for every attempt, what oncebox says once; and lapin logs messages
+    // that nobody could be found for whole, with their payload.
+    let with = |filter: &str| {
+        EnvFilter::try_new(format!("lapin=off,async_nats=off,{filter},lapin::returned_messages=off"))
+    };
+    let filter = with(filter).or_else(|_| with("warn")).unwrap_or_default();
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         Format::Text => builder.with_ansi(std::io::stderr().is_terminal() && colour_wanted()).init(),

@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 /// Writes one CloudEvents JSON object per line.
-pub(super) struct StdoutPublisher {
+pub(crate) struct StdoutPublisher {
     out: Mutex<Stdout>,
     closed: CancellationToken,
 }
@@ -20,7 +20,7 @@ impl Default for StdoutPublisher {
 
 impl StdoutPublisher {
     /// Cancelled when nobody reads any more.
-    pub(super) fn closed(&self) -> CancellationToken {
+    pub(crate) fn closed(&self) -> CancellationToken {
         self.closed.clone()
     }
 }

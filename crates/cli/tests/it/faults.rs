@@ -8,7 +8,7 @@ const VERBS: [&[&str]; 4] =
 
 #[test]
 fn every_verb_explains_itself() {
-    let verbs: [&[&str]; 8] = [
+    let verbs: [&[&str]; 13] = [
         &[],
         &["demo"],
         &["migrate"],
@@ -17,6 +17,11 @@ fn every_verb_explains_itself() {
         &["migrate", "sql"],
         &["status"],
         &["relay"],
+        &["check"],
+        &["consume"],
+        &["dead", "list"],
+        &["dead", "requeue"],
+        &["dead", "discard"],
     ];
     for verb in verbs {
         let run = oncebox(verb.iter().chain(&["--help"])).exits(0);
@@ -24,7 +29,7 @@ fn every_verb_explains_itself() {
         assert!(run.stderr.is_empty(), "{run:?}");
     }
     let top = oncebox(["--help"]).exits(0).stdout;
-    for text in ["Exit codes:", "demo", "migrate", "status", "relay"] {
+    for text in ["Exit codes:", "demo", "migrate", "status", "relay", "check", "consume", "dead"] {
         assert!(top.contains(text), "{text} is missing in\n{top}");
     }
     assert!(!top.contains("demo-worker"), "hidden");
@@ -40,6 +45,40 @@ fn a_command_line_that_is_not_understood_is_exit_2() {
     }
     let run = oncebox(["status"]).exits(2);
     assert!(run.stderr.contains("no database was named") && run.stderr.contains("ONCEBOX_DB"), "{run:?}");
+}
+
+#[test]
+fn a_command_line_that_is_not_understood_is_a_json_error_if_json_is_asked_for() {
+    let lines: [&[&str]; 5] = [
+        &["-o", "json", "nonsense"],
+        &["relay", "--no-such", "--output=json"],
+        &["status", "--max-lag", "soon", "-ojson"],
+        &["migrate", "-o", "json"],
+        &["-o", "json"],
+    ];
+    for args in lines {
+        let run = oncebox(args).exits(2);
+
+        let error = run.json_error();
+        assert_eq!(
+            (&error["code"], &error["name"]),
+            (&"OBX2001".into(), &"oncebox::input".into()),
+            "{args:?}"
+        );
+        assert!(!error["message"].as_str().unwrap().is_empty(), "{run:?}");
+        assert_eq!(run.stdout, "");
+    }
+    let helped = oncebox(["-o", "json", "--help"]).exits(0);
+    assert!(helped.stdout.contains("Usage:"), "a call for help is no error: {helped:?}");
+}
+
+#[test]
+fn a_url_in_the_wrong_place_is_quoted_without_its_password() {
+    for format in ["text", "json"] {
+        let run = oncebox(["status", "postgres://joe:hunter2@h/db", "-o", format]).exits(2);
+
+        assert!(!run.stderr.contains("hunter2") && run.stderr.contains("@h/db"), "{run:?}");
+    }
 }
 
 #[test]

@@ -9,10 +9,20 @@
     reason = "clippy takes only #[test] functions for tests, not what they call"
 )]
 
+mod check;
+mod config;
+mod consume;
+mod daemon;
 mod database;
+mod dead;
 mod demo;
+mod deploy;
 mod faults;
+mod languages;
 mod migrate;
+mod process;
 mod program;
 mod relay;
+mod server;
 mod status;
+mod wakeup;

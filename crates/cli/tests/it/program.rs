@@ -58,7 +58,8 @@ impl Ran {
 /// The program, with nothing of the caller's environment that it would read.
 pub(crate) fn command<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oncebox"));
-    for name in ["ONCEBOX_DB", "ONCEBOX_SCHEMA", "ONCEBOX_LOG", "DATABASE_URL"] {
+    let own = |name: &str| name.starts_with("ONCEBOX_") || name == "DATABASE_URL";
+    for name in std::env::vars().map(|(name, _)| name).filter(|name| own(name)) {
         command.env_remove(name);
     }
     command.args(args).stdin(Stdio::null());
@@ -98,6 +99,16 @@ pub(crate) fn has(program: &str, case: &str) -> bool {
         println!("SKIP {case}: {program} is not installed");
     }
     is_there
+}
+
+/// The URL of a server, if it is there.
+pub(crate) fn service(variable: &str, case: &str) -> Option<String> {
+    let url = std::env::var(variable).ok().filter(|url| !url.is_empty());
+    if url.is_none() {
+        assert!(std::env::var_os("ONCEBOX_NO_SKIP").is_none(), "{variable} is not set");
+        println!("SKIP {case}: {variable} is not set");
+    }
+    url
 }
 
 /// Waits until something holds, but not for ever.
