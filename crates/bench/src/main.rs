@@ -1,8 +1,9 @@
 //! Measures oncebox against hand-written ceilings, and tortures it.
 //!
 //! `oncebox-bench path` prints ratios: ours and the same work written by hand,
-//! in the same run, round by round in turn. `oncebox-bench torture` kills the
-//! processes of a small system over and over and then counts what is left.
+//! in the same run, round by round in turn. `oncebox-bench brokers` does so over
+//! RabbitMQ and NATS. `oncebox-bench torture` kills the processes of a small
+//! system over and over and then counts what is left.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -11,6 +12,7 @@
     reason = "a bench is a test: it stops at the first thing that is not as it should be"
 )]
 
+mod brokers;
 mod lab;
 mod machine;
 mod order;
@@ -35,7 +37,9 @@ struct Arguments {
 enum Command {
     /// The path of a message, station by station, as ratios to hand-written code.
     Path(path::PathArguments),
-    /// Kills producers, relays and workers for some minutes, then checks the ledger.
+    /// The way over real brokers, as ratios to code written by hand for their clients.
+    Brokers(brokers::BrokerArguments),
+    /// Kills producers, relays, workers and brokers for some minutes, then checks the ledger.
     Torture(torture::TortureArguments),
     #[command(hide = true)]
     MemoryChild(path::memory::ChildArguments),
@@ -53,6 +57,7 @@ async fn main() -> ExitCode {
         .init();
     let passed = match Arguments::parse().command {
         Command::Path(arguments) => path::run(arguments).await,
+        Command::Brokers(arguments) => brokers::run(arguments).await,
         Command::Torture(arguments) => torture::run(arguments).await,
         Command::MemoryChild(arguments) => path::memory::child(arguments).await,
         Command::TortureWorker(arguments) => torture::child::run(arguments).await,

@@ -19,7 +19,7 @@ use crate::report::{self, Measure, Output};
 
 /// The relay's default.
 pub(crate) const BATCH: i64 = 500;
-const POSTGRES_URL: &str = "ONCEBOX_TEST_POSTGRES_URL";
+pub(crate) const POSTGRES_URL: &str = "ONCEBOX_TEST_POSTGRES_URL";
 
 /// What to measure and how to print it.
 #[derive(Args)]

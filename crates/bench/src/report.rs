@@ -21,6 +21,7 @@ pub(crate) enum Target {
     AtLeast(f64),
     Above(f64),
     Below(f64),
+    AtMost(f64),
 }
 
 impl Target {
@@ -29,6 +30,7 @@ impl Target {
             Self::AtLeast(bound) => ratio >= bound,
             Self::Above(bound) => ratio > bound,
             Self::Below(bound) => ratio < bound,
+            Self::AtMost(bound) => ratio <= bound,
         }
     }
 
@@ -37,6 +39,7 @@ impl Target {
             Self::AtLeast(bound) => format!(">={bound}"),
             Self::Above(bound) => format!(">{bound}"),
             Self::Below(bound) => format!("<{bound}"),
+            Self::AtMost(bound) => format!("<={bound}"),
         }
     }
 }
@@ -114,6 +117,14 @@ pub(crate) fn not_available(name: &str, reason: &str, output: Output) {
     }
 }
 
+/// Something that explains a measure and is none.
+pub(crate) fn note(name: &str, facts: &Value, output: Output) {
+    match output {
+        Output::Json => println!("{}", json!({"v": 1, "name": name, "facts": facts})),
+        Output::Text => println!("{name:<44} {facts}"),
+    }
+}
+
 /// The conditions of a run, before its measures.
 pub(crate) fn conditions(facts: &Value, output: Output) {
     match output {
@@ -130,7 +141,7 @@ pub(crate) fn conditions(facts: &Value, output: Output) {
     }
 }
 
-fn median(mut numbers: Vec<f64>) -> f64 {
+pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
     match numbers.len() {

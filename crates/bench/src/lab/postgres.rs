@@ -86,6 +86,26 @@ impl PostgresLab {
         connection
     }
 
+    /// Adds rows to the log; tells the position before the first of them.
+    pub(crate) async fn append(&self, rows: u64) -> i64 {
+        let last = sqlx::query_scalar("SELECT coalesce(max(position), 0) FROM oncebox.outbox");
+        let last: i64 = last.fetch_one(self.pool()).await.expect("the last position");
+        if rows > 0 {
+            self.load(rows).await;
+        }
+        last
+    }
+
+    /// The business write alone.
+    pub(crate) async fn place(&self, tx: &mut PgConnection, order: &Order) {
+        place(tx, order).await;
+    }
+
+    /// The effect alone.
+    pub(crate) async fn record(&self, tx: &mut PgConnection, order: Order) {
+        record(tx, order).await.expect("an effect");
+    }
+
     async fn run(&self, sql: &'static str) {
         sqlx::raw_sql(sql).execute(self.pool()).await.expect(sql);
     }

@@ -1,8 +1,8 @@
 //! A child process: a producer, a relay or a worker, made to be killed.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::io::Write as _;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use oncebox_core::store::{Dedup, Mailbox};
 use oncebox_core::verdict::RetryPolicy;
-use oncebox_core::{HandlerError, Message};
+use oncebox_core::{Acknowledge, Delivery, Feed, HandlerError, Message};
 use oncebox_flow::crash::Reaction;
 use oncebox_flow::inbox::InboxOptions;
 use oncebox_flow::outbox::Unit;
@@ -23,12 +23,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::chance::Chance;
 use super::plan::Role;
+use super::remote::{Receiver, Sender};
 use super::sabotage::{MaybeEager, MaybeHasty, Sabotage};
-use super::socket::{SocketFeed, SocketPublisher};
 
 /// Customers of one producer.
 const CUSTOMERS: u64 = 8;
-const CHANNEL: &str = "torture.orders";
+pub(super) const CHANNEL: &str = "torture.orders";
 const HANDLER: &str = "torture.record";
 const LAST: &str = "SELECT coalesce(max(sequence), 0) FROM torture_order WHERE customer = $1";
 const PLACE: &str = "INSERT INTO torture_order (customer, sequence, nonce) VALUES ($1, $2, $3)";
@@ -44,8 +44,9 @@ pub(crate) struct ChildArguments {
     slot: u64,
     #[arg(long)]
     seed: u64,
-    #[arg(long)]
-    socket: PathBuf,
+    /// Where the broker is: a socket or a URL, in the environment as the database.
+    #[arg(long, env = "ONCEBOX_TORTURE_BROKER", hide_env_values = true)]
+    broker: String,
     /// Given in the environment, where no other user sees the password in it.
     #[arg(long, env = "ONCEBOX_TORTURE_DATABASE", hide_env_values = true)]
     database: String,
@@ -55,6 +56,12 @@ pub(crate) struct ChildArguments {
     visit: u64,
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
+}
+
+impl ChildArguments {
+    fn is_remote(&self) -> bool {
+        self.broker.contains("://")
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -78,6 +85,8 @@ impl Message for Order {
 trait Books: Mailbox + Dedup {
     async fn last(&self, customer: &str) -> Result<i64, sqlx::Error>;
     fn place(unit: &mut Unit<Self>, order: Order) -> impl Future<Output = Result<(), HandlerError>> + Send;
+    /// The handler's effect alone, in a transaction of its own.
+    async fn record(&self, order: Order) -> Result<(), sqlx::Error>;
     fn inbox(self, probe: Probe) -> Inbox<Self>;
 }
 
@@ -92,6 +101,11 @@ macro_rules! books {
                 let place = sqlx::query(PLACE).bind(order.customer).bind(order.sequence).bind(order.nonce);
                 place.execute(unit.tx()).await?;
                 Ok(())
+            }
+
+            async fn record(&self, order: Order) -> Result<(), sqlx::Error> {
+                let record = sqlx::query(RECORD).bind(order.customer).bind(order.sequence).bind(order.nonce);
+                record.execute(self.pool()).await.map(drop)
             }
 
             fn inbox(self, probe: Probe) -> Inbox<Self> {
@@ -135,17 +149,40 @@ async fn play<S: Books>(store: S, arguments: &ChildArguments) {
     match arguments.role {
         Role::Producer => produce(store, probe, arguments).await,
         Role::Relay => {
-            let publisher = Arc::new(SocketPublisher::new(arguments.socket.clone(), probe.clone()));
+            let halves = arguments.point.as_deref() == Some("R7");
+            let publisher = Arc::new(Sender::to(&arguments.broker, probe.clone(), halves));
             let hasty = arguments.sabotage == Some(Sabotage::SettleBeforeConfirm);
             let relay = Relay::builder(store, MaybeHasty { publisher, hasty });
-            relay.options(relay_options()).probe(probe).build().expect("a relay").run(never).await;
+            relay.options(relay_options(arguments)).probe(probe).build().expect("a relay").run(never).await;
         }
         Role::Worker => {
-            let feed = SocketFeed::new(arguments.socket.clone());
+            let feed = Receiver::from(&arguments.broker).await;
+            if arguments.sabotage == Some(Sabotage::DedupInMemory) {
+                return remember_in_vain(store, probe, feed).await;
+            }
             let eager = arguments.sabotage == Some(Sabotage::AckBeforeCommit);
             let inbox = store.inbox(probe);
             Consumer::new(inbox, MaybeEager { feed, eager }).concurrency(4).run(never).await;
         }
+    }
+}
+
+/// A worker without an inbox: what it has handled is forgotten when it dies.
+async fn remember_in_vain<S: Books>(store: S, probe: Probe, mut feed: Receiver) {
+    let mut handled = HashSet::new();
+    loop {
+        let Ok(Some(Delivery { envelope, ack, .. })) = feed.next().await else { continue };
+        for point in [CrashPoint::C1, CrashPoint::C2, CrashPoint::C3] {
+            probe.reach(point).await.ok();
+        }
+        if handled.insert(envelope.id.clone()) {
+            let order = Order::decode(&envelope.payload).expect("an order");
+            while store.record(order.clone()).await.is_err() {}
+        }
+        for point in [CrashPoint::C5, CrashPoint::C6] {
+            probe.reach(point).await.ok();
+        }
+        ack.ack().await.ok();
     }
 }
 
@@ -167,12 +204,14 @@ fn probe(arguments: &ChildArguments) -> Probe {
 }
 
 /// Short leases, so that what a dead relay held is soon another's.
-fn relay_options() -> RelayOptions {
+fn relay_options(arguments: &ChildArguments) -> RelayOptions {
+    // A server waits for its disk.
+    let publish_timeout = Duration::from_millis(if arguments.is_remote() { 700 } else { 400 });
     RelayOptions {
         batch: 20,
         poll: Duration::from_millis(20),
         lease: Duration::from_millis(1500),
-        publish_timeout: Duration::from_millis(400),
+        publish_timeout,
         error_backoff: Duration::from_millis(50),
         ..RelayOptions::default()
     }
@@ -192,6 +231,9 @@ fn inbox_options() -> InboxOptions {
 async fn produce<S: Books>(store: S, probe: Probe, arguments: &ChildArguments) {
     let outbox = Outbox::new(store.clone()).source("torture").probe(probe);
     let mut chance = Chance::new(arguments.seed);
+    // A queue that is read by one worker at a time, and by none for seconds after
+    // its death, is not to be flooded.
+    let (shortest, longest) = if arguments.is_remote() { (10, 40) } else { (2, 12) };
     loop {
         let customer = format!("customer-{}-{}", arguments.slot, chance.below(CUSTOMERS));
         // The database knows what the last incarnation managed to commit.
@@ -212,6 +254,6 @@ async fn produce<S: Books>(store: S, probe: Probe, arguments: &ChildArguments) {
             })
         });
         placed.await.ok();
-        tokio::time::sleep(chance.millis(2, 12)).await;
+        tokio::time::sleep(chance.millis(shortest, longest)).await;
     }
 }

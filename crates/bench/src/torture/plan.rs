@@ -41,12 +41,18 @@ pub(super) struct Stop {
 }
 
 /// Deals out points, so that each role meets all of its points equally often.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Plan {
     dealt: [usize; 3],
+    /// A child dies at one of so many visits.
+    visits: u64,
 }
 
 impl Plan {
+    pub(super) const fn new(visits: u64) -> Self {
+        Self { dealt: [0; 3], visits }
+    }
+
     /// The next child's end; now and then none, and then it lives until it is chosen at random.
     pub(super) fn deal(&mut self, role: Role, chance: &mut Chance) -> Option<Stop> {
         if chance.per_mille(250) {
@@ -55,7 +61,7 @@ impl Plan {
         let (points, dealt) = (role.points(), &mut self.dealt[role as usize]);
         let point = *points.get(*dealt % points.len())?;
         *dealt += 1;
-        Some(Stop { point, visit: 1 + chance.below(25) })
+        Some(Stop { point, visit: 1 + chance.below(self.visits) })
     }
 }
 

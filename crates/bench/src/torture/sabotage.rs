@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use oncebox_core::{Acknowledge, Delivery, Envelope, Failure, Feed, Publisher, Result};
 
-use super::socket::{SocketFeed, SocketPublisher};
+use super::remote::{Receiver, Sender};
 
 /// What to break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -16,6 +16,8 @@ pub(crate) enum Sabotage {
     SettleBeforeConfirm,
     /// The worker acknowledges first and handles afterwards.
     AckBeforeCommit,
+    /// The worker knows only from memory what it has handled.
+    DedupInMemory,
 }
 
 impl Sabotage {
@@ -24,13 +26,14 @@ impl Sabotage {
         match self {
             Self::SettleBeforeConfirm => "settle-before-confirm",
             Self::AckBeforeCommit => "ack-before-commit",
+            Self::DedupInMemory => "dedup-in-memory",
         }
     }
 }
 
 /// A publisher, honest or not.
 pub(super) struct MaybeHasty {
-    pub(super) publisher: Arc<SocketPublisher>,
+    pub(super) publisher: Arc<Sender>,
     pub(super) hasty: bool,
 }
 
@@ -50,12 +53,12 @@ impl Publisher for MaybeHasty {
 
 /// A feed, honest or not.
 pub(super) struct MaybeEager {
-    pub(super) feed: SocketFeed,
+    pub(super) feed: Receiver,
     pub(super) eager: bool,
 }
 
 impl Feed for MaybeEager {
-    type Ack = MaybeAck<<SocketFeed as Feed>::Ack>;
+    type Ack = MaybeAck<<Receiver as Feed>::Ack>;
 
     async fn next(&mut self) -> Result<Option<Delivery<Self::Ack>>> {
         let Some(Delivery { envelope, attempt, ack }) = self.feed.next().await? else { return Ok(None) };

@@ -1,7 +1,6 @@
 //! Starts children, kills them, starts them again; then heals and judges.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -28,8 +27,9 @@ const ROLES: [Role; 8] = [
     Role::Worker,
     Role::Worker,
 ];
-/// Without progress for this long, a healed system has come to rest.
-const REST: Duration = Duration::from_secs(15);
+/// Without progress for this long, a healed system has come to rest. Longer
+/// than a broker takes to serve another worker.
+const REST: Duration = Duration::from_secs(20);
 
 /// What a child's output says: it waits at a point, or it has ended.
 struct News {
@@ -47,7 +47,7 @@ struct Slot {
 
 struct Supervisor<'g> {
     ground: &'g Ground,
-    socket: PathBuf,
+    address: String,
     sabotage: Option<Sabotage>,
     slots: Vec<Slot>,
     news: mpsc::UnboundedSender<News>,
@@ -62,18 +62,19 @@ struct Supervisor<'g> {
 /// One store's whole torture.
 pub(super) async fn run(ground: &Ground, orders: Orders) -> Verdict {
     let directory = TempDir::new();
-    let socket = directory.0.join("broker");
     let mut chance = Chance::new(orders.seed);
-    let broker = Broker::start(&socket, Chance::new(chance.next()));
+    let broker = Broker::start(orders.broker, &directory.0, Chance::new(chance.next())).await;
+    // A worker of a server is often idle, and the next one takes its time to be served.
+    let visits = if orders.broker.brand().is_some() { 60 } else { 25 };
     let (news, mut heard) = mpsc::unbounded_channel();
     let mut supervisor = Supervisor {
         ground,
-        socket,
+        address: broker.address(),
         sabotage: orders.sabotage,
         slots: Vec::new(),
         news,
         chance,
-        plan: Plan::default(),
+        plan: Plan::new(visits),
         lives: 0,
         at_points: BTreeMap::new(),
         at_random: BTreeMap::new(),
@@ -84,9 +85,9 @@ pub(super) async fn run(ground: &Ground, orders: Orders) -> Verdict {
         let born = supervisor.spawn(slot, role, true);
         supervisor.slots.push(born);
     }
-    supervisor.torment(&mut heard, orders, started).await;
+    supervisor.torment(&mut heard, orders, (&broker, started)).await;
     let seconds = started.elapsed().as_secs_f64();
-    broker.heal();
+    broker.heal().await;
     let healing = Instant::now();
     supervisor.heal().await;
     let backlog = supervisor.wait_for_rest(&broker).await;
@@ -94,11 +95,13 @@ pub(super) async fn run(ground: &Ground, orders: Orders) -> Verdict {
     supervisor.end().await;
     Verdict {
         store: ground.name(),
+        kind: orders.broker,
         seed: orders.seed,
         seconds,
         at_points: supervisor.at_points,
         at_random: supervisor.at_random,
         died_alone: supervisor.died_alone,
+        at_broker: broker.kills(),
         broker: broker.counts(),
         ledger: ground.ledger().await,
         backlog,
@@ -114,8 +117,7 @@ impl Supervisor<'_> {
         command
             .args(["torture-worker", "--role", role.name(), "--slot", &slot.to_string()])
             .args(["--seed", &self.chance.next().to_string()])
-            .arg("--socket")
-            .arg(&self.socket)
+            .env("ONCEBOX_TORTURE_BROKER", &self.address)
             .env("ONCEBOX_TORTURE_DATABASE", self.ground.database())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -148,9 +150,15 @@ impl Supervisor<'_> {
         self.slots[slot] = self.spawn(slot, role, doomed);
     }
 
-    async fn torment(&mut self, heard: &mut mpsc::UnboundedReceiver<News>, orders: Orders, started: Instant) {
+    async fn torment(
+        &mut self,
+        heard: &mut mpsc::UnboundedReceiver<News>,
+        orders: Orders,
+        (broker, started): (&Broker, Instant),
+    ) {
         let mut next = Instant::now() + self.chance.millis(500, 1000);
-        while started.elapsed() < orders.span && orders.kills.is_none_or(|kills| self.kills() < kills) {
+        let is_enough = |kills: u64| orders.kills.is_some_and(|enough| kills >= enough);
+        while started.elapsed() < orders.span && !is_enough(self.kills() + broker.kills()) {
             tokio::select! {
                 Some(news) = heard.recv() => self.on_news(&news).await,
                 () = tokio::time::sleep_until(next.into()) => {
@@ -194,8 +202,12 @@ impl Supervisor<'_> {
     async fn wait_for_rest(&self, broker: &Broker) -> i64 {
         let (mut last, mut moved) = ((0, 0, 0), Instant::now());
         loop {
-            let left = self.ground.backlog().await + i64::try_from(broker.backlog()).unwrap_or(i64::MAX);
             let (orders, effects) = self.ground.progress().await;
+            let mut left = self.ground.backlog().await;
+            // A server is asked last: that takes its own time.
+            if left == 0 && effects >= orders {
+                left = i64::try_from(broker.backlog().await).unwrap_or(i64::MAX);
+            }
             if left == 0 && effects >= orders {
                 return 0;
             }

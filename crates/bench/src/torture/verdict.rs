@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use oncebox_flow::CrashPoint;
 use serde_json::{Value, json};
 
-use super::broker::Counts;
+use super::broker::Kind;
 use super::ground::Ledger;
+use super::memory::Counts;
 use super::plan::Role;
 use crate::machine;
 use crate::report::Output;
@@ -18,13 +19,16 @@ const ENOUGH_KILLS: u64 = 200;
 #[derive(Debug)]
 pub(super) struct Verdict {
     pub(super) store: &'static str,
+    pub(super) kind: Kind,
     pub(super) seed: u64,
     pub(super) seconds: f64,
     pub(super) at_points: BTreeMap<CrashPoint, u64>,
     pub(super) at_random: BTreeMap<Role, u64>,
     /// Children that ended although nobody killed them.
     pub(super) died_alone: u64,
-    pub(super) broker: Counts,
+    /// Kills of the broker itself.
+    pub(super) at_broker: u64,
+    pub(super) broker: Option<Counts>,
     pub(super) ledger: Ledger,
     pub(super) backlog: i64,
     pub(super) heal_seconds: f64,
@@ -32,7 +36,20 @@ pub(super) struct Verdict {
 
 impl Verdict {
     pub(super) fn kills(&self) -> u64 {
-        self.at_points.values().sum::<u64>() + self.at_random.values().sum::<u64>()
+        self.at_points.values().sum::<u64>() + self.at_random.values().sum::<u64>() + self.at_broker
+    }
+
+    /// Kills of each kind of process.
+    fn by_role(&self) -> BTreeMap<&'static str, u64> {
+        let mut kills: BTreeMap<&str, u64> = self.at_random.iter().map(|(r, n)| (r.name(), *n)).collect();
+        for role in [Role::Producer, Role::Relay, Role::Worker] {
+            let at_points = role.points().iter().filter_map(|point| self.at_points.get(point)).sum::<u64>();
+            *kills.entry(role.name()).or_default() += at_points;
+        }
+        if self.at_broker > 0 {
+            kills.insert("broker", self.at_broker);
+        }
+        kills
     }
 
     fn missed(&self) -> Vec<String> {
@@ -50,13 +67,14 @@ impl Verdict {
     fn json(&self) -> Value {
         let points: BTreeMap<String, u64> = self.at_points.iter().map(|(p, n)| (p.name(), *n)).collect();
         let random: BTreeMap<&str, u64> = self.at_random.iter().map(|(r, n)| (r.name(), *n)).collect();
+        let counts = self.broker.unwrap_or_default();
         json!({
-            "v": 1, "name": "torture", "store": self.store, "seed": self.seed,
+            "v": 1, "name": "torture", "store": self.store, "broker": self.kind.name(), "seed": self.seed,
             "seconds": self.seconds.round(), "heal_seconds": (self.heal_seconds * 10.0).round() / 10.0,
             "kills": self.kills(), "kills_per_minute": (self.kills() as f64 / self.seconds * 60.0).round(),
-            "points": points, "random": random, "never_hit": self.missed(), "died_alone": self.died_alone,
-            "stored": self.broker.stored, "duplicates": self.broker.doubled,
-            "confirms_lost": self.broker.confirms_lost, "redelivered": self.broker.redelivered,
+            "by_role": self.by_role(), "points": points, "random": random, "never_hit": self.missed(), "died_alone": self.died_alone,
+            "stored": counts.stored, "duplicates": counts.doubled,
+            "confirms_lost": counts.confirms_lost, "redelivered": counts.redelivered,
             "orders": self.ledger.orders, "effects": self.ledger.effects,
             "lost": self.ledger.lost, "doubled": self.ledger.doubled, "phantom": self.ledger.phantom,
             "inversions": self.ledger.inversions, "backlog": self.backlog,
@@ -70,31 +88,34 @@ impl Verdict {
             println!("{json}");
             return;
         }
-        println!("torture on {} (seed {})", self.store, self.seed);
+        println!("torture on {} and {} (seed {})", self.store, self.kind.name(), self.seed);
         println!(
             "  kills      {} in {} s, {} per minute",
             self.kills(),
             json["seconds"],
             json["kills_per_minute"]
         );
+        println!("  by role    {}", list(&json["by_role"]));
         println!("  at points  {}", list(&json["points"]));
         println!("  at random  {}", list(&json["random"]));
         if !self.missed().is_empty() {
             println!("  never hit  {}", self.missed().join(" "));
         }
+        if let Some(Counts { stored, doubled, confirms_lost, redelivered }) = self.broker {
+            println!(
+                "  broker     {stored} stored, {doubled} duplicates made, {confirms_lost} confirms lost, {redelivered} redelivered",
+            );
+        }
         println!(
-            "  broker     {} stored, {} duplicates made, {} confirms lost, {} redelivered",
-            self.broker.stored, self.broker.doubled, self.broker.confirms_lost, self.broker.redelivered
-        );
-        println!(
-            "  ledger     {} orders, {} effects: {} lost, {} doubled, {} phantom, {} inversions; backlog {}",
+            "  ledger     {} orders, {} effects: {} lost, {} doubled, {} phantom, {} inversions; backlog {} after {} s",
             self.ledger.orders,
             self.ledger.effects,
             self.ledger.lost,
             self.ledger.doubled,
             self.ledger.phantom,
             self.ledger.inversions,
-            self.backlog
+            self.backlog,
+            json["heal_seconds"]
         );
         if self.died_alone > 0 {
             println!("  {} children ended by themselves", self.died_alone);

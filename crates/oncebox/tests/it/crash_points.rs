@@ -7,7 +7,7 @@
 //! committed and none for what was not.
 
 mod consumer;
-mod ground;
+pub(crate) mod ground;
 mod handling;
 mod process;
 mod producer;

@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use oncebox::inbox::InboxOptions;
 use oncebox::memory::MemoryStore;
 use oncebox::relay::RelayOptions;
+use oncebox::signature::HEADER;
 use oncebox::stores::{postgres, sqlite};
 use oncebox::verdict::RetryPolicy;
 use oncebox::{
-    Backoff, Envelope, Failure, HandlerOptions, Identifier, Janitor, Kind, Limits, Mailbox, Publisher, Relay,
+    Backoff, Envelope, Failure, HandlerOptions, Identifier, Janitor, Keyring, Kind, Limits, Mailbox,
+    Publisher, Relay, Timestamp,
 };
 use oncebox_conformance::fixture::service_url;
 use sqlx::AssertSqlSafe;
@@ -332,4 +334,47 @@ fn every_field_of_the_envelope_is_in_the_reference() {
         let name = field.split(':').next().unwrap();
         assert!(page.contains(&format!("| `{name}` |")), "{name}");
     }
+}
+
+#[test]
+fn the_worked_example_of_a_signature_is_right() {
+    let block = |mark: &str| {
+        let found = blocks("docs/reference").into_iter().find(|block| block.mark == mark);
+        found.unwrap_or_else(|| panic!("no {mark}")).text
+    };
+    let (code, shown) = (block("python: signature"), block("output of python: signature"));
+    let mut envelope = Envelope {
+        tenant: "acme".into(),
+        source: "/shop".into(),
+        id: "order-7".into(),
+        kind: "order.placed.v1".into(),
+        key: Some("7".into()),
+        time: Some(Timestamp::from_micros(1_767_225_600_000_000)),
+        payload: b"{\"order_id\": 7}".to_vec(),
+        ..Envelope::default()
+    };
+    let keyring = Keyring::new("2026-01", "an example of a secret, 32 bytes").unwrap();
+
+    assert_eq!(keyring.sign(&envelope), shown.trim_end());
+    envelope.headers.insert(HEADER.into(), shown.trim_end().into());
+    assert_eq!(keyring.verify(&envelope), Ok(()));
+    // Where there is no Python, the values above are the proof.
+    if let Ok(run) = Command::new("python3").arg("-c").arg(code).output() {
+        assert_eq!(String::from_utf8_lossy(&run.stdout), shown);
+    }
+}
+
+#[test]
+fn every_attribute_on_the_wire_is_in_the_reference() {
+    let page = reference("headers.md");
+    let code = fs::read_to_string(root().join("crates/core/src/cloudevents/attributes.rs")).unwrap();
+    let names = code.lines().filter_map(|line| line.trim().strip_prefix('"')?.split_once("\" => "));
+
+    let mut count = 0;
+    for (name, _) in names {
+        assert!(page.contains(&format!("`{name}`")), "{name}");
+        count += 1;
+    }
+    assert!(count >= 19, "{count}");
+    assert!(page.contains(&format!("`{HEADER}`")));
 }

@@ -8,14 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use oncebox::{Context, Handler, HandlerError, HandlerKey, Inbox, Store};
+use oncebox::{Context, HandlerError, Inbox, Store};
 use oncebox_conformance::run::on_store;
-use oncebox_conformance::sample::Posted;
-use oncebox_conformance::{Findings, Ledger, MemoryFixture, StoreFixture};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use oncebox_conformance::{Findings, MemoryFixture, StoreFixture};
 
-use super::bodies::{Bodies, HANDLER, arriving, deliver_until_done, effect, tireless};
+use super::bodies::{Bodies, deliver_until_done, tireless};
+use super::crowd::{Crowd, Twist, Watched, deliver_copies};
 use super::sabotaged::{Mode, Sabotaged};
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
@@ -56,27 +54,16 @@ impl Pooled for PostgresFixture {
     }
 }
 
-struct Booker<F> {
-    fixture: Arc<F>,
-    bodies: Bodies,
-}
+/// Takes long enough for copies to pile up behind the marker.
+struct Slow;
 
-impl<F: StoreFixture> Handler<<F::Store as Store>::Tx> for Booker<F> {
-    type Message = Posted;
-
-    fn key(&self) -> HandlerKey {
-        HandlerKey::new(HANDLER)
-    }
-
-    async fn handle(
+impl<F: StoreFixture> Twist<F> for Slow {
+    async fn after(
         &self,
-        cx: &mut Context<'_, <F::Store as Store>::Tx>,
-        message: Posted,
+        _cx: &mut Context<'_, <F::Store as Store>::Tx>,
+        _number: usize,
+        _run: usize,
     ) -> Result<(), HandlerError> {
-        let id = cx.envelope().id.clone();
-        let _body = self.bodies.enter(&id, cx.attempt());
-        self.fixture.effect(cx.tx(), &effect(&id, &message)).await?;
-        // Long enough for copies to pile up behind the marker.
         tokio::time::sleep(Duration::from_millis(2)).await;
         Ok(())
     }
@@ -118,13 +105,13 @@ async fn storm<F: Pooled>(fixture: Arc<F>, ids: usize, mode: Mode) -> Storm {
     let store = Sabotaged::new(fixture.store(), mode);
     let inboxes: Vec<_> = (0..INBOXES)
         .map(|_| {
-            let booker = Booker { fixture: Arc::clone(&fixture), bodies: bodies.clone() };
+            let booker = Watched::new(&fixture, &bodies, Slow);
             Inbox::builder(store.clone(), "bookings").handler(booker).retry(tireless()).build().unwrap()
         })
         .collect();
-    let messages: Vec<_> = (0..ids + BYSTANDERS)
-        .map(|number| (format!("m-{number}"), Posted::unkeyed(i64::try_from(number).unwrap())))
-        .collect();
+    let everybody = Crowd::of(ids + BYSTANDERS);
+    let mut stormed = Crowd::of(ids + BYSTANDERS);
+    let bystanders = stormed.split_off(ids);
     let over = Arc::new(AtomicBool::new(false));
     let most = Arc::new(AtomicU32::new(0));
     let watching = tokio::spawn({
@@ -136,38 +123,26 @@ async fn storm<F: Pooled>(fixture: Arc<F>, ids: usize, mode: Mode) -> Storm {
             }
         }
     });
-    let seats = Arc::new(Semaphore::new(AT_ONCE));
-    let mut storming = JoinSet::new();
-    for (id, message) in &messages[..ids] {
-        let envelope = arriving(id, message);
-        let (inboxes, seats) = (inboxes.clone(), Arc::clone(&seats));
-        storming.spawn(async move {
-            let _seat = seats.acquire_owned().await.unwrap();
-            let mut copies = JoinSet::new();
-            for copy in 0..COPIES {
-                let (inbox, envelope) = (inboxes[copy % INBOXES].clone(), envelope.clone());
-                copies.spawn(async move { deliver_until_done(&inbox, &envelope).await });
-            }
-            copies.join_all().await;
-        });
-    }
-    let mut slowest = Duration::ZERO;
-    for (id, message) in &messages[ids..] {
-        let started = Instant::now();
-        deliver_until_done(&inboxes[0], &arriving(id, message)).await;
-        slowest = slowest.max(started.elapsed());
-    }
-    storming.join_all().await;
+    let storming = stormed.deliver(AT_ONCE, |envelope| deliver_copies(inboxes.clone(), envelope, COPIES));
+    let passing = async {
+        let mut slowest = Duration::ZERO;
+        for envelope in bystanders.arriving() {
+            let started = Instant::now();
+            deliver_until_done(&inboxes[0], &envelope).await;
+            slowest = slowest.max(started.elapsed());
+        }
+        slowest
+    };
+    let ((), slowest_bystander) = tokio::join!(storming, passing);
     over.store(true, Ordering::SeqCst);
     watching.await.unwrap();
-    let committed: Vec<_> = messages.iter().map(|(id, message)| effect(id, message)).collect();
     Storm {
         bodies,
-        findings: Ledger::check(&committed, &fixture.effects().await),
+        findings: everybody.findings(&*fixture).await,
         most_connections: most.load(Ordering::SeqCst),
         connections_allowed: fixture.connections().1,
-        slowest_bystander: slowest,
-        messages: messages.len(),
+        slowest_bystander,
+        messages: everybody.len(),
     }
 }
 

@@ -8,15 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncebox::{Context, Handler, HandlerError, HandlerKey, Inbox, Store};
+use oncebox::{Context, HandlerError, Inbox, Store};
 use oncebox_conformance::dice::Dice;
 use oncebox_conformance::run::on_store;
-use oncebox_conformance::sample::Posted;
-use oncebox_conformance::{Findings, Ledger, StoreFixture};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use oncebox_conformance::{Findings, StoreFixture};
 
-use super::bodies::{Bodies, HANDLER, arriving, deliver_until_done, effect, tireless};
+use super::bodies::{Bodies, tireless};
+use super::crowd::{Crowd, Twist, Watched, deliver_copies};
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
 
@@ -29,39 +27,36 @@ const WAITERS: usize = 8;
 /// Half of the messages need no second run, so more than this in the middle is a lie about the dice.
 const MEDIAN_RERUNS: usize = 3;
 
-struct Quitter<F> {
-    fixture: Arc<F>,
-    bodies: Bodies,
+#[derive(Clone)]
+struct Quitter {
     dice: Arc<Mutex<Dice>>,
     aborts: Arc<AtomicUsize>,
     swallows: bool,
 }
 
-impl<F: StoreFixture> Handler<<F::Store as Store>::Tx> for Quitter<F> {
-    type Message = Posted;
+impl Quitter {
+    fn gives_up(&self) -> bool {
+        self.dice.lock().unwrap().once_in(2)
+    }
+}
 
-    fn key(&self) -> HandlerKey {
-        HandlerKey::new(HANDLER)
+impl<F: StoreFixture> Twist<F> for Quitter {
+    fn shirks(&self) -> bool {
+        self.swallows && self.gives_up()
     }
 
-    async fn handle(
+    async fn after(
         &self,
-        cx: &mut Context<'_, <F::Store as Store>::Tx>,
-        message: Posted,
+        _cx: &mut Context<'_, <F::Store as Store>::Tx>,
+        _number: usize,
+        _run: usize,
     ) -> Result<(), HandlerError> {
-        let id = cx.envelope().id.clone();
-        let _body = self.bodies.enter(&id, cx.attempt());
-        let aborts = self.dice.lock().unwrap().once_in(2);
-        if aborts && self.swallows {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        if self.swallows || !self.gives_up() {
             return Ok(());
         }
-        self.fixture.effect(cx.tx(), &effect(&id, &message)).await?;
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        if aborts {
-            self.aborts.fetch_add(1, Ordering::SeqCst);
-            return Err(HandlerError::retry("gave up with the marker in hand"));
-        }
-        Ok(())
+        self.aborts.fetch_add(1, Ordering::SeqCst);
+        Err(HandlerError::retry("gave up with the marker in hand"))
     }
 }
 
@@ -98,43 +93,23 @@ impl Storm {
 async fn storm<F: StoreFixture>(fixture: Arc<F>, ids: usize, swallows: bool) -> Storm {
     let dice = Arc::new(Mutex::new(Dice::new(Dice::seed("f09_abort_storm"))));
     let (bodies, aborts) = (Bodies::default(), Arc::new(AtomicUsize::new(0)));
+    let quitter = Quitter { dice, aborts: Arc::clone(&aborts), swallows };
     // One inbox would turn copies away before they reach the marker; each of
     // these stands for a process of its own.
     let inboxes: Vec<_> = (0..WAITERS)
         .map(|_| {
-            let quitter = Quitter {
-                fixture: Arc::clone(&fixture),
-                bodies: bodies.clone(),
-                dice: Arc::clone(&dice),
-                aborts: Arc::clone(&aborts),
-                swallows,
-            };
+            let quitter = Watched::new(&fixture, &bodies, quitter.clone());
             let inbox = Inbox::builder(fixture.store(), "bookings").handler(quitter);
             inbox.retry(tireless()).build().unwrap()
         })
         .collect();
-    let (mut fights, mut committed) = (JoinSet::new(), Vec::new());
-    let seats = Arc::new(Semaphore::new(AT_ONCE));
-    for number in 0..ids {
-        let (id, message) = (format!("m-{number}"), Posted::unkeyed(i64::try_from(number).unwrap()));
-        let (envelope, inboxes, seats) = (arriving(&id, &message), inboxes.clone(), Arc::clone(&seats));
-        fights.spawn(async move {
-            let _seat = seats.acquire_owned().await.unwrap();
-            let mut copies = JoinSet::new();
-            for inbox in inboxes {
-                let envelope = envelope.clone();
-                copies.spawn(async move { deliver_until_done(&inbox, &envelope).await });
-            }
-            copies.join_all().await;
-        });
-        committed.push(effect(&id, &message));
-    }
-    fights.join_all().await;
-    let mut reruns: Vec<usize> = committed.iter().map(|entry| bodies.runs_of(&entry.id) - 1).collect();
+    let crowd = Crowd::of(ids);
+    crowd.deliver(AT_ONCE, |envelope| deliver_copies(inboxes.clone(), envelope, WAITERS)).await;
+    let mut reruns: Vec<usize> = crowd.effects().iter().map(|entry| bodies.runs_of(&entry.id) - 1).collect();
     reruns.sort_unstable();
     Storm {
         ids,
-        findings: Ledger::check(&committed, &fixture.effects().await),
+        findings: crowd.findings(&*fixture).await,
         overlaps: bodies.overlaps(),
         runs: bodies.total(),
         aborts: aborts.load(Ordering::SeqCst),

@@ -10,17 +10,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncebox::inbox::InboxOptions;
-use oncebox::{Context, Envelope, Handler, HandlerError, HandlerKey, Inbox, Mailbox, Outcome, Store};
+use oncebox::{Context, Envelope, HandlerError, Inbox, Mailbox, Outcome, Store};
 use oncebox_conformance::dice::Dice;
 use oncebox_conformance::run::on_store;
-use oncebox_conformance::sample::Posted;
-use oncebox_conformance::{Findings, Ledger, StoreFixture};
+use oncebox_conformance::{Findings, StoreFixture};
 use sqlx::sqlite::SqlitePoolOptions;
 use sqlx::{AssertSqlSafe, PgConnection, SqliteConnection, SqlitePool};
-use tokio::sync::{Barrier, Semaphore};
-use tokio::task::JoinSet;
+use tokio::sync::Barrier;
 
-use super::bodies::{Bodies, HANDLER, arriving, effect, tireless};
+use super::bodies::{Bodies, tireless};
+use super::crowd::{Crowd, Twist, Watched};
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
 
@@ -138,35 +137,24 @@ impl Trap for PostgresFixture {
 }
 
 struct Victim<F: Trap> {
-    fixture: Arc<F>,
     snare: Arc<F::Snare>,
-    bodies: Bodies,
-    faulty: Arc<HashSet<usize>>,
+    faulty: HashSet<usize>,
     sprung: Arc<AtomicUsize>,
 }
 
-impl<F: Trap> Handler<<F::Store as Store>::Tx> for Victim<F> {
-    type Message = Posted;
-
-    fn key(&self) -> HandlerKey {
-        HandlerKey::new(HANDLER)
-    }
-
-    async fn handle(
+impl<F: Trap> Twist<F> for Victim<F> {
+    async fn after(
         &self,
         cx: &mut Context<'_, <F::Store as Store>::Tx>,
-        message: Posted,
+        number: usize,
+        run: usize,
     ) -> Result<(), HandlerError> {
-        let id = cx.envelope().id.clone();
-        let _body = self.bodies.enter(&id, cx.attempt());
-        self.fixture.effect(cx.tx(), &effect(&id, &message)).await?;
-        let number = usize::try_from(message.sequence)?;
-        if self.faulty.contains(&number) && self.bodies.runs_of(&id) == 1 {
-            let sprung = F::spring(&self.snare, cx.tx(), number).await;
-            self.sprung.fetch_add(usize::from(sprung.is_err()), Ordering::SeqCst);
-            sprung?;
+        if !self.faulty.contains(&number) || run > 1 {
+            return Ok(());
         }
-        Ok(())
+        let sprung = F::spring(&self.snare, cx.tx(), number).await;
+        self.sprung.fetch_add(usize::from(sprung.is_err()), Ordering::SeqCst);
+        sprung
     }
 }
 
@@ -198,33 +186,21 @@ impl Trial {
 async fn trial<F: Trap>(fixture: Arc<F>, sabotage: bool) -> Trial {
     let mut dice = Dice::new(Dice::seed("f15_retryable_sql"));
     let faulty = (0..UNITS).filter(|number| *number < DEADLOCKED || dice.below(10) < FAULTY_IN_TEN).collect();
-    let (bodies, sprung, surfaced) = (Bodies::default(), Arc::new(AtomicUsize::new(0)), Arc::default());
+    let (bodies, sprung) = (Bodies::default(), Arc::new(AtomicUsize::new(0)));
+    let surfaced: Arc<Mutex<HashMap<_, _>>> = Arc::default();
     let snare = Arc::new(fixture.lay().await);
-    let victim = Victim {
-        fixture: Arc::clone(&fixture),
-        snare: Arc::clone(&snare),
-        bodies: bodies.clone(),
-        faulty: Arc::new(faulty),
-        sprung: Arc::clone(&sprung),
-    };
+    let victim = Victim::<F> { snare: Arc::clone(&snare), faulty, sprung: Arc::clone(&sprung) };
     let reruns = if sabotage { 0 } else { InboxOptions::default().reruns };
     let options = InboxOptions { reruns, retry: tireless(), ..InboxOptions::default() };
-    let inbox = Inbox::builder(fixture.impatient_or_not(), "bookings").handler(victim);
-    let inbox = inbox.options(options).build().unwrap();
-    let seats = Arc::new(Semaphore::new(AT_ONCE));
-    let (mut units, mut committed) = (JoinSet::new(), Vec::new());
-    for number in 0..UNITS {
-        let (id, message) = (format!("m-{number}"), Posted::unkeyed(i64::try_from(number).unwrap()));
-        committed.push(effect(&id, &message));
-        let (inbox, seats, surfaced) = (inbox.clone(), Arc::clone(&seats), Arc::clone(&surfaced));
-        units.spawn(async move {
-            let _seat = seats.acquire_owned().await.unwrap();
-            one(&inbox, &arriving(&id, &message), &surfaced, sabotage).await;
-        });
-    }
-    F::disturb(&snare).await;
-    units.join_all().await;
-    let findings = Ledger::check(&committed, &fixture.effects().await);
+    let inbox = Inbox::builder(fixture.impatient_or_not(), "bookings");
+    let inbox = inbox.handler(Watched::new(&fixture, &bodies, victim)).options(options).build().unwrap();
+    let crowd = Crowd::of(UNITS);
+    let units = crowd.deliver(AT_ONCE, |envelope| {
+        let (inbox, surfaced) = (inbox.clone(), Arc::clone(&surfaced));
+        async move { one(&inbox, &envelope, &surfaced, sabotage).await }
+    });
+    tokio::join!(units, F::disturb(&snare));
+    let findings = crowd.findings(&*fixture).await;
     fixture.lift(&snare).await;
     let surfaced = std::mem::take(&mut *surfaced.lock().unwrap());
     let sprung = sprung.load(Ordering::SeqCst);

@@ -3,15 +3,27 @@
 
 mod bodies;
 mod booking;
+mod children;
+mod crowd;
+mod kills;
+mod link;
 mod sabotaged;
 
+mod f01_relay_kill;
+mod f02_worker_kill;
+mod f03_all_kill;
 mod f06_commit_cut;
 mod f07_confirm_cut;
 mod f08_duplicate_storm;
 mod f09_abort_storm;
 mod f10_frozen_holder;
 mod f13_late_commit;
+mod f14_many_relays;
 mod f15_retryable_sql;
 mod f16_id_traps;
+mod f17_unroutable;
+mod f18_blocked_broker;
+mod f20_slow_handler;
+mod f26_network_flap;
 mod f27_drain;
 mod f28_retention_edge;

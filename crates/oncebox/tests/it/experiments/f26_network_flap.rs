@@ -1,0 +1,160 @@
+//! F26 network-flap: the network between relay, broker and consumer goes
+//! silent, hangs up and comes back. A dead peer is noticed, and nothing is lost,
+//! doubled or swapped.
+//!
+//! Sabotage: no heartbeats and no timeouts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox::relay::RelayOptions;
+use oncebox::{Consumer, Order, Outbox, Publisher, Relay, Store as _, Subscriber};
+use oncebox_conformance::proxy::Proxy;
+use oncebox_conformance::run::on_store;
+use oncebox_conformance::sample::{DESTINATION, Posted, SOURCE};
+use oncebox_conformance::{Entry, Findings, Ledger, StoreFixture};
+use oncebox_transports::rabbitmq::RabbitMq;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::bodies::HANDLER;
+use super::booking::operation;
+use super::children::short_leases;
+use super::kills::inbox;
+use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
+use crate::conformance::postgres::PostgresFixture;
+use crate::conformance::sqlite::SqliteFixture;
+
+const LOAD: i64 = 60;
+const FLAPS: usize = 3;
+/// How soon a peer that does not answer counts as dead: heartbeats of 2 s, confirms within 1 s.
+const NOTICED: Duration = Duration::from_secs(6);
+const ARRIVED: Duration = Duration::from_secs(30);
+
+/// The same place by way of a proxy.
+async fn detour(place: &Place) -> (Proxy, Place) {
+    let (start, rest) = place.url.split_at(place.url.rfind('@').map_or(7, |at| at + 1));
+    let address = rest.split('/').next().unwrap();
+    let proxy = Proxy::before(address.to_owned()).await.unwrap();
+    let url = format!("{start}{}", rest.replacen(address, &proxy.address().to_string(), 1));
+    (proxy, Place { url, name: place.name.clone() })
+}
+
+struct Report {
+    findings: Findings,
+    /// How long the dead peer went unnoticed; `None` if it did to the end.
+    noticed: Option<Duration>,
+}
+
+async fn commit<F: StoreFixture>(fixture: &F, committed: &mut Vec<Entry>) {
+    let start = i64::try_from(committed.len()).unwrap();
+    let messages: Vec<Posted> =
+        (start..start + LOAD).map(|n| Posted::on(&format!("account-{}", n % 11), n)).collect();
+    let store = fixture.store();
+    let mut tx = store.begin().await.unwrap();
+    Outbox::new(store.clone()).source(SOURCE).put_all(&mut tx, &messages).await.unwrap();
+    store.commit(tx).await.unwrap();
+    committed.extend(messages.iter().map(|message| operation(HANDLER, message)));
+}
+
+async fn arrive<F: StoreFixture>(fixture: &F, count: usize) {
+    let started = Instant::now();
+    while fixture.effects().await.len() < count && started.elapsed() < ARRIVED {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The dead peer is noticed when somebody connects anew.
+async fn notice(proxy: &Proxy) -> Option<Duration> {
+    let (before, silent) = (proxy.connections(), Instant::now());
+    while proxy.connections() == before {
+        if silent.elapsed() > NOTICED {
+            return None;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Some(silent.elapsed())
+}
+
+async fn run<F, T>(
+    fixture: &Arc<F>,
+    transport: T,
+    (proxy, flaps): (&Proxy, usize),
+    options: RelayOptions,
+) -> Report
+where
+    F: StoreFixture,
+    T: Publisher + Subscriber + Clone,
+{
+    let stop = CancellationToken::new();
+    let feed = transport.subscribe(DESTINATION, GROUP).await.unwrap();
+    let consumer = tokio::spawn(Consumer::new(inbox(fixture), feed).concurrency(4).run(stop.clone()));
+    let relay = Relay::builder(fixture.store(), transport).options(options).build().unwrap();
+    let relay = tokio::spawn(relay.run(stop.clone()));
+    let mut committed = Vec::new();
+    commit(&**fixture, &mut committed).await;
+    arrive(&**fixture, committed.len()).await;
+    for _ in 0..flaps {
+        proxy.silence(true);
+        commit(&**fixture, &mut committed).await;
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        // Hangs up on whoever spoke meanwhile.
+        proxy.silence(false);
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    arrive(&**fixture, committed.len()).await;
+    proxy.silence(true);
+    commit(&**fixture, &mut committed).await;
+    let noticed = notice(proxy).await;
+    proxy.silence(false);
+    if noticed.is_some() {
+        arrive(&**fixture, committed.len()).await;
+        stop.cancel();
+        relay.await.unwrap();
+        consumer.await.unwrap();
+    } else {
+        relay.abort();
+        consumer.abort();
+    }
+    Report { findings: Ledger::check(&committed, &fixture.effects().await), noticed }
+}
+
+async fn holds<F: StoreFixture, L: Link>(fixture: Arc<F>) {
+    let Some(place) = Place::shared::<L>() else { return };
+    let (proxy, way) = detour(&place).await;
+
+    let report = run(&fixture, L::to(&way, Order::SingleActive), (&proxy, FLAPS), short_leases()).await;
+
+    L::clean(&place).await;
+    println!("F26 {}: noticed after {:?}, {}", L::BRAND.name(), report.noticed, report.findings);
+    assert!(report.noticed.is_some(), "a dead peer was not noticed within {NOTICED:?}");
+    report.findings.assert_clean();
+}
+
+#[test]
+fn a_flapping_network_loses_doubles_and_swaps_nothing_over_rabbitmq() {
+    on_store::<PostgresFixture, _, _>(holds::<_, RabbitLink>);
+}
+
+#[test]
+fn a_flapping_network_loses_doubles_and_swaps_nothing_over_nats() {
+    on_store::<SqliteFixture, _, _>(holds::<_, NatsLink>);
+}
+
+#[test]
+fn sabotaged_without_heartbeats_and_timeouts_a_dead_peer_goes_unnoticed() {
+    on_store::<PostgresFixture, _, _>(|fixture| async move {
+        let Some(place) = Place::shared::<RabbitLink>() else { return };
+        let (proxy, way) = detour(&place).await;
+        let long = Duration::from_secs(100);
+        let patient = RabbitLink::options(&way).heartbeat(long).confirm_timeout(long).call_timeout(long);
+        let patient = RabbitMq::new(patient.order(Order::SingleActive)).unwrap();
+        let options = RelayOptions { lease: long * 3, publish_timeout: long, ..short_leases() };
+
+        let report = run(&fixture, patient, (&proxy, 0), options).await;
+
+        RabbitLink::clean(&place).await;
+        assert_eq!(report.noticed, None);
+        assert!(!report.findings.lost.is_empty(), "{}", report.findings);
+    });
+}

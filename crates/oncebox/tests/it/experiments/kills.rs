@@ -1,0 +1,146 @@
+//! What the experiments that kill have in common: a load, children that die
+//! while it flows, and the ledger in the end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox::{Inbox, Order, Outbox, Store, Subscriber as _};
+use oncebox_conformance::dice::Dice;
+use oncebox_conformance::sample::{DESTINATION, Posted, SOURCE};
+use oncebox_conformance::{Entry, Findings, Ledger, StoreFixture};
+use tokio::time::Instant;
+
+use super::bodies::{HANDLER, tireless};
+use super::booking::{Booking, operation};
+use super::children::{Killed, Role, Ward};
+use super::link::{GROUP, Link, Place};
+use crate::crash_points::ground::Ground;
+
+/// Accounts, which are the keys.
+const ACCOUNTS: i64 = 40;
+/// Without progress for this long, nothing more will come.
+const REST: Duration = Duration::from_secs(4);
+
+/// How a run goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) case: &'static str,
+    /// The relays and workers; the first of each is what the sabotage replaces.
+    pub(super) relays: (Role, usize),
+    pub(super) workers: (Role, usize),
+    /// Who is killed, how often.
+    pub(super) victims: Victims,
+    pub(super) kills: usize,
+    pub(super) messages: i64,
+    pub(super) order: Order,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Victims {
+    Relays,
+    Workers,
+    All,
+}
+
+/// A store and a place with children between them.
+pub(super) struct Scene<F: Ground> {
+    fixture: Arc<F>,
+    ward: Ward,
+    plan: Plan,
+    dice: Dice,
+    children: Vec<(Role, Killed)>,
+    committed: Vec<Entry>,
+}
+
+impl<F: Ground> Scene<F> {
+    /// Declares what messages go to and starts the children.
+    pub(super) async fn open<L: Link>(fixture: &Arc<F>, place: &Place, plan: Plan) -> Self {
+        drop(L::to(place, plan.order).subscribe(DESTINATION, GROUP).await.unwrap());
+        let ward = Ward::new::<F, L>(fixture, place, plan.order);
+        let dice = Dice::new(Dice::seed(plan.case));
+        let fixture = Arc::clone(fixture);
+        Self { fixture, ward, plan, dice, children: Vec::new(), committed: Vec::new() }
+    }
+
+    pub(super) fn start(&mut self) {
+        let Plan { relays, workers, .. } = self.plan;
+        for (role, count) in [relays, workers] {
+            self.children.extend((0..count).map(|_| (role, self.ward.start(role))));
+        }
+    }
+
+    async fn commit(&mut self, count: i64) {
+        let start = i64::try_from(self.committed.len()).unwrap();
+        let messages: Vec<Posted> =
+            (start..start + count).map(|n| Posted::on(&format!("account-{}", n % ACCOUNTS), n)).collect();
+        let store = self.fixture.store();
+        let mut tx = store.begin().await.unwrap();
+        Outbox::new(store.clone()).source(SOURCE).put_all(&mut tx, &messages).await.unwrap();
+        store.commit(tx).await.unwrap();
+        self.committed.extend(messages.iter().map(|message| operation(HANDLER, message)));
+    }
+
+    /// Kills one child and starts another, messages being committed all along.
+    pub(super) async fn kill_one(&mut self, share: i64) {
+        self.commit(share).await;
+        tokio::time::sleep(Duration::from_millis(100 + self.dice.below(250) as u64)).await;
+        let is_victim = |role: Role| match self.plan.victims {
+            Victims::Relays => role == self.plan.relays.0,
+            Victims::Workers => role == self.plan.workers.0,
+            Victims::All => true,
+        };
+        let victims: Vec<usize> =
+            (0..self.children.len()).filter(|child| is_victim(self.children[*child].0)).collect();
+        let victim = *self.dice.pick(&victims).unwrap();
+        let role = self.children[victim].0;
+        // The old one is dead before the new one lives.
+        let dead = self.children.swap_remove(victim);
+        drop(dead);
+        self.children.push((role, self.ward.start(role)));
+    }
+
+    /// All kills of the plan.
+    pub(super) async fn kill_all(&mut self) {
+        let kills = i64::try_from(self.plan.kills).unwrap();
+        for _ in 0..kills {
+            self.kill_one(self.plan.messages / kills).await;
+        }
+    }
+
+    /// Waits until everything has arrived, or nothing moves any more.
+    pub(super) async fn judge(self) -> Findings {
+        let (mut last, mut moved) = (0, Instant::now());
+        let healed = Instant::now();
+        loop {
+            let effects = self.fixture.effects().await.len();
+            if effects >= self.committed.len() || moved.elapsed() > REST {
+                break;
+            }
+            if effects != last {
+                (last, moved) = (effects, Instant::now());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let took = healed.elapsed();
+        // A copy that is still under way would double now.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        drop(self.children);
+        let Plan { case, kills, order, .. } = self.plan;
+        let findings = Ledger::check(&self.committed, &self.fixture.effects().await);
+        let findings = if order == Order::None { unordered(findings) } else { findings };
+        println!("{case} {}: {kills} kills, caught up in {took:?}, {findings}", F::GUARANTEES.name);
+        findings
+    }
+}
+
+/// The findings that count where nobody promised an order.
+pub(super) fn unordered(mut findings: Findings) -> Findings {
+    findings.inversions.clear();
+    findings
+}
+
+/// An inbox that books, for experiments within one process.
+pub(super) fn inbox<F: StoreFixture>(fixture: &Arc<F>) -> Inbox<F::Store> {
+    let inbox = Inbox::builder(fixture.store(), DESTINATION).handler(Booking::new(fixture));
+    inbox.retry(tireless()).build().unwrap()
+}
