@@ -36,6 +36,8 @@ pub struct SinkStatus {
     pub unowned_shards: i64,
     /// When a cursor last moved.
     pub moved_at: Option<Timestamp>,
+    /// Why the destination is unusable, as a live relay has found it.
+    pub outage: Option<String>,
 }
 
 /// The state of a store at one moment.
@@ -59,4 +61,7 @@ pub trait Inspect: Send + Sync {
     fn status(&self) -> BoxFuture<'_, Result<Status>>;
     /// Parked rows of all sinks, oldest first.
     fn parked(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ParkedRow>>>;
+    /// Dead letters of one sink or of all, oldest first, however many other
+    /// rows are parked.
+    fn dead<'s>(&'s self, sink: Option<&'s str>, limit: usize) -> BoxFuture<'s, Result<Vec<ParkedRow>>>;
 }

@@ -22,6 +22,8 @@ pub const SHARDS: Shard = 8;
 pub const MAX_BLOCKED: usize = 100_000;
 /// More open holes than this and a reader waits for them instead of going on.
 pub const MAX_HOLES: usize = 20_000;
+/// The characters of an outage's reason that are kept.
+pub const MAX_OUTAGE: usize = 500;
 
 /// How many shards each of `live` relays may hold, so that together they hold all.
 #[must_use]
@@ -39,6 +41,18 @@ pub struct ClaimRequest {
     pub holder: String,
     /// How long the claim lasts without renewal.
     pub lease: Duration,
+    /// Why the destination is unusable, if it is; shown to operators.
+    pub outage: Option<String>,
+}
+
+impl ClaimRequest {
+    /// The outage as every store keeps it: short, on one line, and without
+    /// U+0000, which not every database can hold.
+    #[must_use]
+    pub fn outage_text(&self) -> Option<String> {
+        let visible = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+        self.outage.as_ref().map(|reason| reason.chars().take(MAX_OUTAGE).map(visible).collect())
+    }
 }
 
 /// A shard this relay may move, and where it stands.

@@ -42,6 +42,8 @@ pub struct Batch {
     pub park: Vec<Park>,
     /// Where messages go that do not go to their own destination.
     redirected: HashMap<Position, Option<String>>,
+    /// Whether something that stands behind this batch was confirmed.
+    is_overtaken: bool,
 }
 
 impl Batch {
@@ -87,6 +89,12 @@ impl Batch {
         }
     }
 
+    /// Notes that a message behind this batch was confirmed: what cannot be
+    /// sent now is not the fault of all destinations, and steps aside.
+    pub const fn overtaken(&mut self) {
+        self.is_overtaken = true;
+    }
+
     /// Where the message at `slot` goes, if anywhere.
     fn destination<'b>(&'b self, slot: &Slot, envelope: &'b Envelope) -> Option<&'b str> {
         self.redirected.get(&slot.position).map_or(Some(&envelope.destination), Option::as_deref)
@@ -126,7 +134,9 @@ impl Blocked {
         self.lanes.iter()
     }
 
-    fn holds_back(&self, envelope: &Envelope) -> bool {
+    /// Whether `envelope` has to wait behind a parked row.
+    #[must_use]
+    pub fn holds_back(&self, envelope: &Envelope) -> bool {
         // The common case allocates nothing.
         if self.lanes.is_empty() {
             return false;
@@ -176,21 +186,25 @@ enum Halt {
 struct Lanes<'p> {
     batch: &'p Batch,
     halted: HashMap<LaneKey, Halt>,
-    /// Destinations that confirmed something in this batch.
-    alive: HashSet<&'p str>,
+    /// Destinations that confirmed something, and the last position they did.
+    alive: HashMap<&'p str, Position>,
     policy: &'p RetryPolicy,
     on_dead: OnDead,
     chance: f64,
 }
 
 impl Lanes<'_> {
-    /// One destination of several is out of order, or will be for a while: what
-    /// goes there steps aside, unblamed, so that the others flow.
+    /// One destination of several is out of order, or will be for a while, or
+    /// took a later message and not this one: what it does not take steps
+    /// aside, unblamed, so that the others flow.
     fn steps_aside(&self, slot: &Slot, envelope: &Envelope, failure: &Failure) -> bool {
         let destination = self.batch.destination(slot, envelope).unwrap_or_default();
-        let others_live = !self.alive.is_empty() && !self.alive.contains(destination);
+        let others_live = match self.alive.get(destination) {
+            Some(last) => slot.position < *last,
+            None => !self.alive.is_empty(),
+        };
         let takes_long = failure.retry_after.is_some_and(|wish| wish > PATIENCE);
-        failure.class == Class::Destination && (others_live || takes_long)
+        failure.class == Class::Destination && (others_live || takes_long || self.batch.is_overtaken)
     }
 }
 
@@ -213,7 +227,10 @@ pub fn decide(
     }
     let sent = batch.slots.iter().zip(&batch.envelopes);
     let confirmed = results.as_slice().iter().zip(sent).filter(|(result, _)| result.is_ok());
-    let alive = confirmed.filter_map(|(_, (slot, envelope))| batch.destination(slot, envelope)).collect();
+    // The last of each destination remains.
+    let alive = confirmed
+        .filter_map(|(_, (slot, envelope))| Some((batch.destination(slot, envelope)?, slot.position)))
+        .collect();
     let mut lanes = Lanes { batch, halted: HashMap::new(), alive, policy, on_dead, chance };
     for (slot, envelope) in batch.slots.iter().zip(&batch.envelopes) {
         let result = results.next().unwrap_or_else(|| Err(Failure::unknown("the transport gave no answer")));

@@ -117,7 +117,8 @@ pub trait Mailbox: Store {
     fn promote(&self, limit: usize, now: Option<Timestamp>) -> impl Future<Output = Result<usize>> + Send;
 
     /// Announces a relay, renews what it holds, takes what is free and gives
-    /// back what is more than its fair share. Answers with all it holds.
+    /// back what is more than its fair share. Answers with all it holds. The
+    /// outage it reports replaces what it reported before.
     ///
     /// # Errors
     /// By kind of the failed statement.

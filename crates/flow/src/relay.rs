@@ -11,6 +11,8 @@
 mod builder;
 mod lane;
 mod lease;
+mod lookahead;
+mod outage;
 mod publish;
 mod run;
 
@@ -35,6 +37,7 @@ use crate::telemetry;
 use crate::wakeup::Wakeup;
 use lane::Lane;
 use lease::Lease;
+use outage::Outage;
 
 /// Scheduled messages moved to the log in one statement.
 const PROMOTE_LIMIT: usize = 1000;
@@ -87,6 +90,7 @@ pub struct Relay<S, P> {
     lease: Option<Lease>,
     lanes: Vec<Lane>,
     blocked: Blocked,
+    outage: Outage,
     clock: Clock,
     wakeup: Wakeup,
     probe: Probe,
@@ -144,6 +148,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         }
         self.merge_lanes();
         progress.shards = self.lanes.iter().map(|lane| lane.fences.len()).sum();
+        self.outage.learn(&progress);
         Ok(progress)
     }
 

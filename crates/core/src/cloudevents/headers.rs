@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Names a broker or its client gives a meaning of its own, whatever the case.
-const RESERVED: [&str; 47] = [
+const RESERVED: [&str; 46] = [
     "accept",
     "accept-encoding",
     "age",
@@ -32,7 +32,6 @@ const RESERVED: [&str; 47] = [
     "message-id",
     "oncebox-attempts",
     "oncebox-undecodable",
-    "oncebox-unreadable",
     "origin",
     "pragma",
     "priority",

@@ -43,10 +43,10 @@ fn an_outage_parks_nothing() {
     let batch = batch(&[None, Some("a"), None]);
 
     let decision =
-        run(&batch, vec![Err(Failure::destination("down")), Err(Failure::destination("down")), Ok(())]);
+        run(&batch, vec![Ok(()), Err(Failure::destination("down")), Err(Failure::destination("down"))]);
 
     assert!(decision.park.is_empty());
-    assert_eq!(decision.unsettled, [1, 2]);
+    assert_eq!(decision.unsettled, [2, 3]);
     assert_eq!(decision.outage.as_deref(), Some("down"));
 }
 
@@ -74,11 +74,28 @@ fn one_destination_out_of_order_steps_aside_and_the_others_flow() {
 }
 
 #[test]
+fn what_a_destination_does_not_take_steps_aside_if_it_took_something_later() {
+    let full = || Err(Failure::destination("no queue for this type"));
+    let mut one = batch(&[Some("a"), None, None]);
+
+    let decision = run(&one, vec![full(), Ok(()), full()]);
+    let dark = run(&one, vec![full(), full(), full()]);
+    one.overtaken();
+    let overtaken = run(&one, vec![full(), full(), full()]);
+
+    assert_eq!((decision.settled, decision.unsettled), (vec![2], vec![3]));
+    let parked: Vec<_> = decision.park.iter().map(|p| (p.position, p.attempts)).collect();
+    assert_eq!(parked, [(1, 0)], "nothing came after the last, so that it may be an outage");
+    assert_eq!((dark.park.len(), dark.unsettled.len()), (0, 3));
+    assert_eq!((overtaken.park.len(), overtaken.outage), (3, None));
+}
+
+#[test]
 fn destinations_are_told_apart_by_where_messages_really_go() {
     let mut one = batch(&[None, None, None]);
     one.envelopes[0].kind = "skipped".into();
-    one.envelopes[1].kind = "down".into();
-    let results = || vec![Ok(()), Err(Failure::destination("full")), Ok(())];
+    one.envelopes[2].kind = "down".into();
+    let results = || vec![Ok(()), Ok(()), Err(Failure::destination("full"))];
     let to = |envelope: &Envelope| (envelope.kind != "skipped").then(|| format!("to {}", envelope.kind));
 
     let unaware = run(&one, results());
@@ -89,7 +106,7 @@ fn destinations_are_told_apart_by_where_messages_really_go() {
     alone.redirect(to);
     let outage = run(&alone, vec![Ok(()), Err(Failure::destination("full"))]);
 
-    assert_eq!((unaware.unsettled, unaware.outage.as_deref()), (vec![2], Some("full")));
+    assert_eq!((unaware.unsettled, unaware.outage.as_deref()), (vec![3], Some("full")));
     assert_eq!((aware.park.len(), aware.outage), (1, None), "another destination took something");
     assert_eq!(outage.outage.as_deref(), Some("full"), "what was not sent proves nothing");
 }
@@ -126,10 +143,10 @@ fn an_outage_lasts_as_long_as_the_most_patient_wish() {
     let batch = batch(&[None, None, Some("a")]);
     let busy = |seconds| Err(Failure::destination("busy").after(Duration::from_secs(seconds)));
 
-    let decision = run(&batch, vec![busy(1), busy(3), Ok(())]);
+    let decision = run(&batch, vec![Ok(()), busy(1), busy(3)]);
 
     assert_eq!(decision.retry_after, Some(Duration::from_secs(3)));
-    assert_eq!((decision.settled, decision.unsettled), (vec![3], vec![1, 2]));
+    assert_eq!((decision.settled, decision.unsettled), (vec![1], vec![2, 3]));
 }
 
 #[test]

@@ -14,7 +14,16 @@ impl Inspect for MemoryStore {
     }
 
     fn parked(&self, limit: usize) -> BoxFuture<'_, oncebox_core::Result<Vec<ParkedRow>>> {
-        Box::pin(async move { Ok(parked(&self.state(), limit)) })
+        Box::pin(async move { Ok(parked(&self.state(), limit, |_| true)) })
+    }
+
+    fn dead<'s>(
+        &'s self,
+        sink: Option<&'s str>,
+        limit: usize,
+    ) -> BoxFuture<'s, oncebox_core::Result<Vec<ParkedRow>>> {
+        let is_meant = move |row: &ParkedRow| row.state == "dead" && sink.is_none_or(|sink| row.sink == sink);
+        Box::pin(async move { Ok(parked(&self.state(), limit, is_meant)) })
     }
 }
 
@@ -33,6 +42,7 @@ fn sink_status(name: &str, sink: &Sink, log: &Log, now: Timestamp) -> SinkStatus
     let standing =
         |wanted: &str| capped(sink.parked.rows().values().filter(|row| row.stand.name() == wanted).count());
     let oldest = pending(sink, log).map(|(_, row)| row.created_at).min();
+    let live = || sink.members.values().filter(|member| member.seen_until > now);
     SinkStatus {
         sink: name.to_owned(),
         pending: capped(pending(sink, log).take(usize::try_from(COUNT_CAP).unwrap_or(usize::MAX)).count()),
@@ -40,11 +50,12 @@ fn sink_status(name: &str, sink: &Sink, log: &Log, now: Timestamp) -> SinkStatus
         waiting: standing("waiting"),
         behind: standing("behind"),
         dead: standing(Stand::Dead.name()),
-        relays: capped(sink.members.values().filter(|seen_until| **seen_until > now).count()),
+        relays: capped(live().count()),
         unowned_shards: capped(
             sink.cursors.values().filter(|place| place.lease_until.is_none_or(|until| until < now)).count(),
         ),
         moved_at: sink.cursors.values().filter_map(|place| place.moved_at).max(),
+        outage: live().filter_map(|member| member.outage.clone()).min(),
     }
 }
 
@@ -62,7 +73,7 @@ fn pending<'a>(sink: &'a Sink, log: &'a Log) -> impl Iterator<Item = (Position, 
     holes.chain(above)
 }
 
-fn parked(state: &State, limit: usize) -> Vec<ParkedRow> {
+fn parked(state: &State, limit: usize, is_meant: impl Fn(&ParkedRow) -> bool) -> Vec<ParkedRow> {
     let mut rows: Vec<ParkedRow> = Vec::new();
     for (name, sink) in &state.sinks {
         rows.extend(sink.parked.rows().iter().filter_map(|(position, row)| {
@@ -79,6 +90,7 @@ fn parked(state: &State, limit: usize) -> Vec<ParkedRow> {
             })
         }));
     }
+    rows.retain(is_meant);
     rows.sort_by_key(|row| (row.since, row.position));
     rows.truncate(limit);
     rows
@@ -108,7 +120,12 @@ mod tests {
             store.put(&mut tx, &[envelope], None).await.unwrap();
         }
         store.commit(tx).await.unwrap();
-        let request = ClaimRequest { sink: "s".into(), holder: "me".into(), lease: Duration::from_secs(60) };
+        let request = ClaimRequest {
+            sink: "s".into(),
+            holder: "me".into(),
+            lease: Duration::from_secs(60),
+            outage: None,
+        };
         let cursors = store.claim(&request, None).await.unwrap();
         let dead =
             Park { position: 2, shard: 2, lane: None, parking: Parking::Dead, attempts: 1, reason: None };

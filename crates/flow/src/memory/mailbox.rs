@@ -196,7 +196,12 @@ mod tests {
         let store = MemoryStore::new();
         put(&store, &[envelope("a", Some("k"))]).await;
         let shard = read(&store, &ALL, 0, &[]).await.rows[0].shard;
-        let request = ClaimRequest { sink: "s".into(), holder: "me".into(), lease: Duration::from_secs(1) };
+        let request = ClaimRequest {
+            sink: "s".into(),
+            holder: "me".into(),
+            lease: Duration::from_secs(1),
+            outage: None,
+        };
         let fences = store.claim(&request, NOW).await.unwrap().iter().map(|c| (c.shard, c.fence)).collect();
         let park = Park {
             position: 1,

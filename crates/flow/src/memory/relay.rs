@@ -5,17 +5,18 @@ use oncebox_core::log::{
 };
 use oncebox_core::{Error, Kind, Result, Timestamp};
 
-use super::state::{Log, Logged, Sink, State};
+use super::state::{Log, Logged, Member, Sink, State};
 
 /// Renews, gives back what is above the fair share, takes what is free below it.
 pub(super) fn claim(state: &mut State, request: &ClaimRequest, now: Timestamp) -> Vec<Cursor> {
     let sink = state.sinks.entry(request.sink.clone()).or_default();
     let until = now.plus(request.lease);
-    sink.members.insert(request.holder.clone(), until);
+    let member = Member { seen_until: until, outage: request.outage_text() };
+    sink.members.insert(request.holder.clone(), member);
     for shard in 0..SHARDS {
         sink.cursors.entry(shard).or_default();
     }
-    let live = sink.members.values().filter(|seen_until| **seen_until > now).fold(0, |live, _| live + 1);
+    let live = sink.members.values().filter(|member| member.seen_until > now).fold(0, |live, _| live + 1);
     let fair = fair_share(live);
     let mut held = 0;
     for place in sink.cursors.values_mut().filter(|place| place.holder.as_ref() == Some(&request.holder)) {
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     fn request(holder: &str) -> ClaimRequest {
-        ClaimRequest { sink: "s".into(), holder: holder.into(), lease: Duration::from_secs(10) }
+        ClaimRequest { sink: "s".into(), holder: holder.into(), lease: Duration::from_secs(10), outage: None }
     }
 
     fn seconds(seconds: i64) -> Timestamp {

@@ -49,8 +49,8 @@ fn purge_log(state: &mut State, limit: usize, cutoff: Timestamp) -> usize {
 fn purge_members(state: &mut State, limit: usize, cutoff: Timestamp) -> usize {
     let mut purged = 0;
     for sink in state.sinks.values_mut() {
-        sink.members.retain(|_, seen_until| {
-            let is_gone = purged < limit && *seen_until < cutoff;
+        sink.members.retain(|_, member| {
+            let is_gone = purged < limit && member.seen_until < cutoff;
             purged += usize::from(is_gone);
             !is_gone
         });
@@ -95,7 +95,12 @@ mod tests {
     }
 
     async fn settle(store: &MemoryStore, sink: &str, progress: (Position, Vec<Position>), park: Vec<Park>) {
-        let request = ClaimRequest { sink: sink.into(), holder: "me".into(), lease: Duration::from_secs(10) };
+        let request = ClaimRequest {
+            sink: sink.into(),
+            holder: "me".into(),
+            lease: Duration::from_secs(10),
+            outage: None,
+        };
         let cursors = store.claim(&request, seconds(0)).await.unwrap();
         let fences = cursors.iter().map(|cursor| (cursor.shard, cursor.fence)).collect();
         let sink = sink.to_owned();

@@ -28,9 +28,16 @@ pub(super) struct State {
 #[derive(Default)]
 pub(super) struct Sink {
     pub(super) cursors: BTreeMap<Shard, Place>,
-    /// When each relay will be taken for gone.
-    pub(super) members: BTreeMap<String, Timestamp>,
+    pub(super) members: BTreeMap<String, Member>,
     pub(super) parked: ParkingLot,
+}
+
+/// A relay that has announced itself.
+pub(super) struct Member {
+    /// When it will be taken for gone.
+    pub(super) seen_until: Timestamp,
+    /// Why its destination is unusable, if it is.
+    pub(super) outage: Option<String>,
 }
 
 /// Where a sink stands in one shard, and who may move it.

@@ -11,6 +11,7 @@ use oncebox_core::{Error, Kind, Result};
 use tokio_util::sync::CancellationToken;
 
 use super::Relay;
+use super::outage::Outage;
 use crate::chance;
 use crate::clock::Clock;
 use crate::crash::Probe;
@@ -198,6 +199,7 @@ impl<S: Mailbox, P: Publisher> RelayBuilder<S, P> {
             lease: None,
             lanes: Vec::new(),
             blocked: Blocked::default(),
+            outage: Outage::default(),
             clock: self.clock,
             wakeup: self.wakeup,
             probe: self.probe,

@@ -86,11 +86,11 @@ fn behind(park: &[Park]) -> Vec<LaneKey> {
 }
 
 /// A batch read but not settled yet.
-struct Read {
-    batch: Batch,
-    through: Position,
-    holes: Vec<Position>,
-    full: bool,
+pub(super) struct Read {
+    pub(super) batch: Batch,
+    pub(super) through: Position,
+    pub(super) holes: Vec<Position>,
+    pub(super) full: bool,
 }
 
 impl<S: Mailbox, P: Publisher> Relay<S, P> {
@@ -143,6 +143,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             );
             settled?;
             self.probe.reach(CrashPoint::R5).await?;
+            self.look_ahead(&shards, &mut current, &results).await?;
             let mut decision = self.decide(&mut current.batch, results);
             decision.park.append(&mut current.batch.park);
             progress.add(Progress {
@@ -181,7 +182,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
         Ok(progress)
     }
 
-    async fn read(&self, shards: &[Shard], after: Position, holes: &[Position]) -> Result<Span> {
+    pub(super) async fn read(&self, shards: &[Shard], after: Position, holes: &[Position]) -> Result<Span> {
         self.store.read(Window { shards, after, holes, limit: self.options.batch }).await
     }
 

@@ -31,12 +31,13 @@ impl Lease {
 
 impl<S: Mailbox, P: Publisher> Relay<S, P> {
     /// Claims or renews when a third of the lease is over; sooner while some
-    /// shards belong to others, who may have given them back.
+    /// shards belong to others, who may have given them back, or when there
+    /// is news of the destination for those who look at the database.
     pub(super) async fn ensure_lease(&mut self) -> Result<()> {
         let held: usize = self.lanes.iter().map(|lane| lane.fences.len()).sum();
         let third = self.options.lease / 3;
         let renewal = if held == usize::from(SHARDS.unsigned_abs()) { third } else { third.min(LOOK_AGAIN) };
-        let fresh = self.lease.is_some_and(|lease| lease.age() < renewal);
+        let fresh = self.lease.is_some_and(|lease| lease.age() < renewal) && !self.outage.is_news();
         if fresh && self.has_time() {
             return Ok(());
         }
@@ -45,8 +46,10 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
             sink: self.options.sink.clone(),
             holder: self.holder.clone(),
             lease: self.options.lease,
+            outage: self.outage.reason(),
         };
         let cursors = self.store.claim(&request, self.clock.now()).await?;
+        self.outage.told(request.outage);
         let is_held = |lane: &Lane, cursor: &Cursor| lane.fences.contains(&(cursor.shard, cursor.fence));
         let has_gained = !cursors.iter().all(|cursor| self.lanes.iter().any(|lane| is_held(lane, cursor)));
         self.lanes = Lane::regroup(std::mem::take(&mut self.lanes), cursors);
