@@ -7,7 +7,7 @@ use clap::Args as ClapArgs;
 use oncebox_core::preflight::{Grade, Inspection};
 use serde_json::{Value, json};
 
-use crate::config::SinkConfig;
+use crate::config::{SinkConfig, shown};
 use crate::fault::Fault;
 use crate::output::{Format, plain};
 use crate::relay::{ConfigArgs, Sink};
@@ -70,7 +70,8 @@ fn inspection_json(inspection: &Inspection) -> Value {
         .iter()
         .map(|f| json!({ "grade": f.grade.letter(), "reason": f.reason, "advice": f.advice }))
         .collect();
-    json!({ "destination": inspection.destination, "grade": inspection.grade().letter(), "findings": findings })
+    let destination = shown(&inspection.destination);
+    json!({ "destination": destination, "grade": inspection.grade().letter(), "findings": findings })
 }
 
 fn as_text(found: &[Found<'_>]) -> String {
@@ -89,7 +90,8 @@ fn as_text(found: &[Found<'_>]) -> String {
                 );
             }
             Ok(inspections) => {
-                let width = inspections.iter().map(|one| one.destination.chars().count()).max().unwrap_or(0);
+                let width =
+                    inspections.iter().map(|one| shown(&one.destination).chars().count()).max().unwrap_or(0);
                 for inspection in inspections {
                     text.push_str(&destination_text(inspection, width, require));
                 }
@@ -103,7 +105,7 @@ fn destination_text(inspection: &Inspection, width: usize, require: Grade) -> St
     use std::fmt::Write as _;
     let grade = inspection.grade();
     let mark = if grade.satisfies(require) { ' ' } else { '!' };
-    let mut text = format!("{mark} {:<width$}  {grade}", plain(&inspection.destination));
+    let mut text = format!("{mark} {:<width$}  {grade}", plain(&shown(&inspection.destination)));
     if inspection.findings.is_empty() {
         text.push_str("  nothing to complain about");
     }

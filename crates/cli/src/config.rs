@@ -24,7 +24,7 @@ use oncebox_core::verdict::RetryPolicy;
 use oncebox_flow::relay::RelayOptions;
 
 pub(crate) use overlay::Flags;
-pub(crate) use secret::{Reference, masked};
+pub(crate) use secret::{Reference, masked, shown};
 pub(crate) use span::parse as parse_span;
 
 use crate::fault::{Class, Fault};

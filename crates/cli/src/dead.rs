@@ -13,7 +13,7 @@ use crate::database::{Database, DatabaseArgs};
 use crate::fault::{Class, Fault};
 use crate::output::{Format, plain};
 
-/// Parked rows looked at.
+/// Dead letters looked at.
 const MAX_ROWS: usize = 10_000;
 /// Dead letters shown before a change.
 const SAMPLE: usize = 3;
@@ -80,12 +80,11 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
 }
 
 async fn dead(database: &Database, sink: Option<&str>) -> Result<Vec<ParkedRow>, Fault> {
-    let parked = database.inspect().parked(MAX_ROWS).await?;
-    if parked.len() == MAX_ROWS {
-        eprintln!("only the oldest {MAX_ROWS} messages that wait were looked at");
+    let dead = database.inspect().dead(sink, MAX_ROWS).await?;
+    if dead.len() == MAX_ROWS {
+        eprintln!("only the oldest {MAX_ROWS} dead letters were looked at");
     }
-    let is_meant = |row: &ParkedRow| row.state == "dead" && sink.is_none_or(|sink| row.sink == sink);
-    Ok(parked.into_iter().filter(is_meant).collect())
+    Ok(dead)
 }
 
 fn list(rows: &[ParkedRow], format: Format) {

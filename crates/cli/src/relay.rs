@@ -198,7 +198,7 @@ async fn relay_once<S: Mailbox>(sink: &Sink, inner: S, store: &OpenStore) -> Res
     let mut relay = sink.relay(inner, &store.wakeup)?;
     let mut report = RelayReport { drained: true, ..RelayReport::default() };
     loop {
-        let Progress { published, parked, promoted, outage, .. } = relay.step().await?;
+        let Progress { published, parked, promoted, outage, pending, .. } = relay.step().await?;
         report.published += published as u64;
         report.parked += parked as u64;
         let closed = sink.closed();
@@ -209,7 +209,7 @@ async fn relay_once<S: Mailbox>(sink: &Sink, inner: S, store: &OpenStore) -> Res
             let text = format!("cannot write: {reason}; what was not written stays in the outbox");
             return Err(Fault::new(class, text));
         }
-        if published + parked + promoted == 0 {
+        if published + parked + promoted == 0 && !pending {
             break;
         }
     }

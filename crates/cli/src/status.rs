@@ -76,7 +76,8 @@ fn as_json(status: &Status, parked: &[ParkedRow], troubles: &[String]) -> serde_
 fn sink_json(sink: &SinkStatus) -> serde_json::Value {
     json!({ "sink": sink.sink, "pending": sink.pending, "oldest_s": sink.oldest.map(|age| age.as_secs_f64()),
             "waiting": sink.waiting, "behind": sink.behind, "dead": sink.dead, "relays": sink.relays,
-            "unowned_shards": sink.unowned_shards, "moved_at": sink.moved_at.map(|at| at.to_string()) })
+            "unowned_shards": sink.unowned_shards, "moved_at": sink.moved_at.map(|at| at.to_string()),
+            "outage": sink.outage })
 }
 
 fn as_text(status: &Status, parked: &[ParkedRow], troubles: &[String]) -> String {
@@ -95,6 +96,9 @@ fn as_text(status: &Status, parked: &[ParkedRow], troubles: &[String]) -> String
             sink.dead,
             sink.relays,
         );
+        if let Some(reason) = &sink.outage {
+            let _ = writeln!(text, "         outage: {}", plain(reason));
+        }
     }
     if status.sinks.is_empty() {
         text.push_str("sink     none yet: no relay has run on this database\n");

@@ -85,7 +85,8 @@ impl fmt::Display for Reference {
     }
 }
 
-/// A URL without its user, password and parameters.
+/// A URL without its user, password and parameters; of a web address only the
+/// host, because paths of web hooks are often secrets.
 pub(crate) fn masked(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         // The path of a file; or a URL somebody mistyped.
@@ -94,10 +95,34 @@ pub(crate) fn masked(url: &str) -> String {
             false => url.split('?').next().unwrap_or_default().to_owned(),
         };
     };
+    if ["http", "https"].iter().any(|web| scheme.trim().eq_ignore_ascii_case(web)) {
+        return host_only(scheme.trim(), rest);
+    }
     let (rest, parameters) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
     // A password may hold a slash that should have been escaped, so the last @ counts.
     let rest = rest.rsplit_once('@').map_or_else(|| rest.to_owned(), |(_, place)| format!("***@{place}"));
     format!("{scheme}://{rest}{parameters}")
+}
+
+/// A destination as it may be shown: a URL is cut to its host.
+pub(crate) fn shown(destination: &str) -> String {
+    match destination.split_once("://") {
+        Some((scheme, rest)) => host_only(scheme.trim(), rest),
+        None => destination.to_owned(),
+    }
+}
+
+fn host_only(scheme: &str, rest: &str) -> String {
+    let end = rest.find(['/', '?', '#', '\\']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    // Behind a slash that should have been escaped, the password goes on.
+    if path.contains('@') {
+        return format!("{scheme}://***");
+    }
+    let host =
+        authority.rsplit_once('@').map_or_else(|| authority.to_owned(), |(_, host)| format!("***@{host}"));
+    let path = if path.is_empty() || path == "/" { path } else { "/***" };
+    format!("{scheme}://{host}{path}")
 }
 
 /// Whether a URL carries a password in plain sight.
@@ -116,7 +141,10 @@ mod tests {
             ("amqp://u:hunter2@h:5672/v", "amqp://***@h:5672/v"),
             ("nats://hunter2@h", "nats://***@h"),
             ("postgres://h/db?password=hunter2", "postgres://h/db?***"),
-            ("https://h/hook?key=hunter2", "https://h/hook?***"),
+            ("https://h/hunter2?key=hunter2", "https://h/***"),
+            (" HTTP://u:hunter2@h:80#hunter2", "HTTP://***@h:80/***"),
+            ("https://u:hunter2/@h/x", "https://***"),
+            ("https://h:15672/", "https://h:15672/"),
             ("amqp://u:hunter2/@h", "amqp://***@h"),
             ("orders.db", "orders.db"),
             ("u:hunter2@h", "***"),
@@ -126,6 +154,10 @@ mod tests {
         for (url, shown) in cases {
             assert_eq!(masked(url), shown);
         }
+        assert_eq!(
+            (shown("orders.v1").as_str(), shown("https://h/hunter2").as_str()),
+            ("orders.v1", "https://h/***")
+        );
         assert!(!format!("{:?}", Secret("hunter2".into())).contains("hunter2"));
     }
 

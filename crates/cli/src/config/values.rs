@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::keys::{Key, Section, Shape, nearest};
-use super::secret::masked;
+use super::secret::{masked, shown};
 use super::span;
 use crate::fault::{Class, Fault};
 
@@ -156,8 +156,12 @@ impl Values {
     pub(crate) fn shown(&self) -> impl Iterator<Item = (&'static Key, String, Origin)> + '_ {
         self.section.keys.iter().filter_map(|key| {
             let Given { text, origin } = self.get(key.name)?;
-            let is_secret = key.shape == Shape::Url;
-            Some((key, if is_secret { masked(&text) } else { text }, origin))
+            let text = match key.shape {
+                Shape::Url => masked(&text),
+                Shape::List => text.split(',').map(shown).collect::<Vec<_>>().join(","),
+                _ => text,
+            };
+            Some((key, text, origin))
         })
     }
 }

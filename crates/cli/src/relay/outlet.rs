@@ -60,14 +60,17 @@ impl Outlet {
         envelope
     }
 
-    /// Reads credentials again and uses them from now on.
+    /// Reads credentials again and uses them from now on: all of them, or, if
+    /// something cannot be read, none.
     pub(crate) async fn reload(&self, sink: &SinkConfig) -> Result<(), Fault> {
         match self {
             Self::RabbitMq(rabbitmq) => Ok(rabbitmq.replace_url(&needed_url(sink)?)?),
             Self::Nats(nats) => {
-                nats.replace_url(&needed_url(sink)?).await?;
-                if let Some(credentials) = &sink.nats.credentials {
-                    nats.replace_credentials(credentials.read()?.reveal()).await;
+                let url = needed_url(sink)?;
+                let credentials = sink.nats.credentials.as_ref().map(Reference::read).transpose()?;
+                nats.replace_url(&url).await?;
+                if let Some(credentials) = credentials {
+                    nats.replace_credentials(credentials.reveal()).await;
                 }
                 Ok(())
             }
@@ -128,6 +131,8 @@ fn rabbitmq_options(sink: &SinkConfig) -> Result<RabbitMqOptions, Fault> {
         .mode(sink.mode)
         .window(sink.window)
         .confirm_timeout(patience(sink))
+        // Shorter than the relay waits, so that it hears which call got no answer.
+        .call_timeout(sink.relay.publish_timeout / 2)
         .groups(sink.rabbitmq.groups.clone())
         .name(&format!("oncebox relay {}", sink.name()));
     if let Some(file) = &sink.ca_file {

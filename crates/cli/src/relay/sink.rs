@@ -57,8 +57,12 @@ impl Sink {
     pub(crate) fn open(config: &SinkConfig) -> Result<Self, Fault> {
         let outlet = Outlet::open(config)?;
         let routes = outlet::routes(config)?;
-        let requirement =
-            Requirement { grade: config.require, horizon: config.horizon, limits: routes.clone() };
+        let requirement = Requirement {
+            grade: config.require,
+            horizon: config.horizon,
+            limits: routes.clone(),
+            patience: config.relay.publish_timeout,
+        };
         let gate = Gate::new(outlet, requirement, Lamp::new(config.name()));
         let signer = Signer::new(gate.clone(), keyring(config)?);
         Ok(Self { config: config.clone(), routes, gate, signer })
@@ -111,8 +115,11 @@ impl Sink {
     pub(crate) async fn reload(&self) {
         let sink = self.config.name();
         let reloaded = async {
+            // Nothing changes before everything is read.
+            let keyring = keyring(&self.config)?;
             self.gate.publisher().reload(&self.config).await?;
-            self.signer.replace(keyring(&self.config)?);
+            self.signer.replace(keyring);
+            self.gate.forget();
             Ok::<(), Fault>(())
         };
         match reloaded.await {

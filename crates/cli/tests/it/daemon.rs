@@ -131,8 +131,9 @@ fn a_hangup_reads_credential_files_again() {
 
     eventually("the second address gets the next", || second.posted().len() == 1);
     assert_eq!(first.posted().len(), 1);
-    // A file that cannot be read changes nothing.
-    std::fs::remove_file(file("url")).unwrap();
+    // A file that cannot be read changes nothing, not even what the others say.
+    std::fs::write(file("url"), first.url("/hook?key=hunter2")).unwrap();
+    std::fs::remove_file(file("secret")).unwrap();
     daemon.signal("-HUP");
     daemon.says("reload.failed");
     database.insert_by_hand(2, 3);

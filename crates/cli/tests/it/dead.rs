@@ -66,3 +66,22 @@ fn a_dead_letter_that_is_given_up_frees_its_key() {
         assert_eq!(server.posted()[1].header("ce-id"), Some("m-2"));
     }
 }
+
+#[test]
+fn a_dead_letter_is_found_behind_any_number_of_messages_that_wait() {
+    let Some(database) = Database::sqlite("a_dead_letter_is_found_behind") else { return };
+    let database = database.migrated();
+    database.sql(
+        "INSERT INTO {t}parked (sink, position, shard, state, next_at, parked_at) \
+         WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10001) \
+         SELECT 'hook', i, 0, 'waiting', 1, 1 FROM n; \
+         INSERT INTO {t}parked (sink, position, shard, state, parked_at) \
+         VALUES ('hook', 20000, 0, 'dead', 2), ('other', 20000, 0, 'dead', 2);",
+    );
+
+    let all = database.run(&["dead", "list", "-o", "json"]).exits(0).json();
+    let one = database.run(&["dead", "list", "--sink", "hook", "-o", "json"]).exits(0).json();
+
+    assert_eq!((all["dead"].as_array().unwrap().len(), one["dead"].as_array().unwrap().len()), (2, 1));
+    assert_eq!((&one["dead"][0]["sink"], &one["dead"][0]["position"]), (&"hook".into(), &20_000.into()));
+}

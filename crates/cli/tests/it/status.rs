@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 
 use crate::database::Database;
+use crate::process::Process;
+use crate::program::{command, eventually};
+use crate::server::Server;
 
 #[test]
 fn a_quiet_database_is_healthy_in_both_forms() {
@@ -99,5 +102,54 @@ fn a_dead_message_is_unhealthy_and_shown_with_its_reason() {
         assert_eq!(json["sinks"][0]["dead"], 1);
         assert_eq!(json["parked"][0]["state"], "dead");
         assert!(!json["parked"][0]["reason"].as_str().unwrap().is_empty(), "{json}");
+    }
+}
+
+fn relay(database: &Database, to: &str) -> Process {
+    Process::start(&mut command(database.args(&["relay", "--to", to])))
+}
+
+#[test]
+fn a_broker_that_cannot_be_reached_is_shown_with_its_reason() {
+    for database in Database::both("a_broker_that_cannot_be_reached") {
+        let database = database.migrated();
+        database.insert_by_hand(0, 2);
+
+        let daemon = relay(&database, "amqp://u:hunter2@127.0.0.1:1");
+        eventually("the reason is in the status", || {
+            let json = database.run(&["status", "-o", "json"]).json();
+            json["sinks"][0]["outage"].as_str().is_some_and(|reason| reason.contains("127.0.0.1:1"))
+        });
+        let json = database.run(&["status", "-o", "json"]).exits(0).json();
+        let text = database.run(&["status"]).exits(0);
+        daemon.signal("-TERM");
+        let (code, errors) = daemon.end();
+        let after = database.run(&["status", "-o", "json"]).exits(3).json();
+
+        assert_eq!((&json["sinks"][0]["pending"], &json["parked"]), (&2.into(), &serde_json::json!([])));
+        let line = text.stdout.lines().find(|line| line.contains("outage: ")).unwrap_or_default();
+        assert!(line.contains("127.0.0.1:1"), "{text:?}");
+        assert!(!format!("{text:?}{json}").contains("hunter2"), "{text:?}");
+        assert_eq!(code, Some(0), "{errors}");
+        assert_eq!(after["sinks"][0]["outage"], serde_json::Value::Null, "nobody is there to tell: {after}");
+    }
+}
+
+#[test]
+fn an_outage_that_is_over_is_no_longer_shown() {
+    for database in Database::both("an_outage_that_is_over_is_no_longer_shown") {
+        let database = database.migrated();
+        database.insert_by_hand(0, 1);
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let outage = || database.run(&["status", "-o", "json"]).json()["sinks"][0]["outage"].clone();
+
+        let daemon = relay(&database, &format!("http://{free}/hook"));
+        eventually("the reason is in the status", || outage().is_string());
+        let server = Server::start_at(&free);
+        eventually("the message arrives", || server.posted().len() == 1);
+        eventually("the outage is over", || outage().is_null());
+
+        daemon.signal("-TERM");
+        assert_eq!(daemon.end().0, Some(0));
     }
 }

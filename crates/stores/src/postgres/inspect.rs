@@ -19,7 +19,11 @@ impl Inspect for PostgresStore {
     }
 
     fn parked(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ParkedRow>>> {
-        Box::pin(parked(self, limit))
+        Box::pin(parked(self, None, None, limit))
+    }
+
+    fn dead<'s>(&'s self, sink: Option<&'s str>, limit: usize) -> BoxFuture<'s, Result<Vec<ParkedRow>>> {
+        Box::pin(parked(self, Some("dead"), sink, limit))
     }
 }
 
@@ -51,12 +55,20 @@ fn sink(columns: &PgRow) -> Result<SinkStatus, sqlx::Error> {
         relays: columns.try_get(7)?,
         unowned_shards: columns.try_get(8)?,
         moved_at: columns.try_get::<Option<Time>, _>(9)?.map(|moved| moved.0),
+        outage: columns.try_get(10)?,
     })
 }
 
-async fn parked(store: &PostgresStore, rows: usize) -> Result<Vec<ParkedRow>> {
+async fn parked(
+    store: &PostgresStore,
+    state: Option<&str>,
+    sink: Option<&str>,
+    rows: usize,
+) -> Result<Vec<ParkedRow>> {
     let rows = sqlx::query(store.sql(include_str!("sql/parked.sql")))
         .bind(limit(rows))
+        .bind(state)
+        .bind(sink)
         .fetch_all(store.pool())
         .await
         .map_err(failed(PARKED_FAILED))?;

@@ -17,8 +17,10 @@ const COMMAND: &str = "run `oncebox migrate up --db <url>`";
 /// Applying waits for other migrators, and for readers to let go of a table.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '60s'";
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "once", text: include_str!("migrations/0001_once.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "once", text: include_str!("migrations/0001_once.sql") },
+    Migration { version: 2, name: "outage", text: include_str!("migrations/0002_outage.sql") },
+];
 
 /// One row of the table of migrations.
 struct Recorded {

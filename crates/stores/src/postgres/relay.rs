@@ -42,6 +42,7 @@ pub(super) async fn claim(
         |text: &'static str| sqlx::query(store.sql(text)).bind(&request.sink).bind(&request.holder);
 
     let announce = of_holder(include_str!("sql/claim_announce.sql")).bind(lease).bind(now);
+    let announce = announce.bind(request.outage_text());
     announce.execute(&mut *tx).await.map_err(failed(CLAIM_FAILED))?;
     let create = sqlx::query(store.sql(include_str!("sql/claim_create.sql")));
     let create = create.bind(&request.sink).bind(i32::from(SHARDS));

@@ -18,7 +18,11 @@ impl Inspect for SqliteStore {
     }
 
     fn parked(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ParkedRow>>> {
-        Box::pin(parked(self, limit))
+        Box::pin(parked(self, None, None, limit))
+    }
+
+    fn dead<'s>(&'s self, sink: Option<&'s str>, limit: usize) -> BoxFuture<'s, Result<Vec<ParkedRow>>> {
+        Box::pin(parked(self, Some("dead"), sink, limit))
     }
 }
 
@@ -57,12 +61,20 @@ fn sink_status(row: &SqliteRow, now: Timestamp) -> sqlx::Result<SinkStatus> {
         relays: row.try_get(8)?,
         unowned_shards: row.try_get(9)?,
         moved_at: moved_at.map(Timestamp::from_micros),
+        outage: row.try_get(11)?,
     })
 }
 
-async fn parked(store: &SqliteStore, limit: usize) -> Result<Vec<ParkedRow>> {
+async fn parked(
+    store: &SqliteStore,
+    state: Option<&str>,
+    sink: Option<&str>,
+    limit: usize,
+) -> Result<Vec<ParkedRow>> {
     let rows = sqlx::query(store.sql(include_str!("sql/parked.sql")))
         .bind(count(limit))
+        .bind(state)
+        .bind(sink)
         .fetch_all(store.pool())
         .await
         .map_err(failed("cannot read the parked messages"))?;

@@ -18,8 +18,10 @@ use crate::migration::Migration;
 pub use crate::migration::{Applied, MigrationState, MigrationStatus};
 
 const SNAPSHOT: &str = include_str!("schema.snapshot");
-const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "once", text: include_str!("migrations/0001_once.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "once", text: include_str!("migrations/0001_once.sql") },
+    Migration { version: 2, name: "outage", text: include_str!("migrations/0002_outage.sql") },
+];
 const TABLE: &str = include_str!("sql/migration_table.sql");
 const READ: &str = "cannot read which migrations are applied";
 /// SQLite's number for `PRAGMA synchronous = FULL`.

@@ -94,6 +94,7 @@ async fn announce(
         .bind(request.sink.as_str())
         .bind(request.holder.as_str())
         .bind(until.micros())
+        .bind(request.outage_text())
         .execute(&mut *tx)
         .await
         .map_err(failed(CLAIM))?;

@@ -88,7 +88,11 @@ impl Http {
             let result = match failed {
                 None => self.post(envelope, deadline).await,
                 Some(Class::Pending) => Err(Failure::pending("it is behind one of its key that waits")),
-                Some(_) => Err(Failure::destination("it is behind one of its key that failed")),
+                // A refused message says nothing about its destination, so neither do those behind it.
+                Some(Class::Message) => Err(Failure::pending("it is behind one of its key that was refused")),
+                Some(Class::Destination | Class::Unknown) => {
+                    Err(Failure::destination("it is behind one of its key that failed"))
+                }
             };
             failed = failed.or(result.as_ref().err().map(|failure| failure.class));
             results.push((index, result));

@@ -8,7 +8,7 @@
 //! | when is a message confirmed? | when the stream has stored it; a confirm that says *duplicate* is checked against what is stored |
 //! | what keeps the order of a key? | the next message of a key is sent when the one before is confirmed, and with [`Order::SingleActive`] one member of a group at a time is served |
 //! | how does a slow handler keep its message? | the feed tells the server that it is at work, every third of `ack_wait` |
-//! | who gives up on a message? | the inbox; a consumer that has a limit of its own is watched, and what it gives up on is handed to the inbox |
+//! | who gives up on a message? | the inbox; a consumer somebody made with a limit of its own is listened to, and what it gives up on while a feed is open is handed to the inbox; what it gives up on while nobody listens stays in the stream, undelivered, so the preflight grades it D |
 //!
 //! [`Order::SingleActive`]: oncebox_core::Order::SingleActive
 
@@ -58,7 +58,10 @@ impl Nats {
     #[must_use]
     pub const fn capabilities(order: Order) -> Capabilities {
         Capabilities {
-            name: "nats",
+            name: match order {
+                Order::None => "nats",
+                Order::ByKey | Order::SingleActive => "nats, single active",
+            },
             survives_process: true,
             order: match order {
                 Order::None => Order::None,

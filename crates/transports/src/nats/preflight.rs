@@ -24,7 +24,14 @@ impl Preflight for Nats {
         let live = self.inner.publishing.live().await?;
         let mut inspections = Vec::with_capacity(destinations.len());
         for destination in destinations {
-            let findings = self.look_at(&live, destination, horizon).await?;
+            let findings = match self.look_at(&live, destination, horizon).await {
+                // It concerns this destination only; the others are still worth a look.
+                Err(error) if error.kind() == Kind::Config => {
+                    let reason = format!("it cannot be looked at: {}", error.chain());
+                    vec![Finding::new(Grade::F, reason, "change its name or its stream")]
+                }
+                found => found?,
+            };
             inspections.push(Inspection { destination: destination.clone(), transport: "nats", findings });
         }
         Ok(inspections)
@@ -185,9 +192,10 @@ impl SetUp<'_> {
         let readers: Vec<&&consumer::Config> =
             self.consumers.iter().filter(|config| reads(config, self.subject)).collect();
         match stream.retention {
-            RetentionPolicy::Interest if readers.is_empty() => {
+            // One without a name is gone, and its interest with it, when it goes away.
+            RetentionPolicy::Interest if !readers.iter().any(|config| config.durable_name.is_some()) => {
                 let reason = format!(
-                    "the stream {name} drops at once what no consumer asks for, and none asks for {}",
+                    "the stream {name} drops at once what no consumer asks for, and no durable one asks for {}",
                     self.subject
                 );
                 find(Grade::F, reason, "create the consumer first, or use limits retention");
@@ -208,11 +216,13 @@ impl SetUp<'_> {
                 find(grade, reason, "use explicit acknowledgements");
             }
             if config.max_deliver > 0 {
+                // It tells so once, to whoever listens at that moment.
                 let reason = format!(
-                    "the consumer {consumer} of {name} gives up on a message after {} deliveries",
+                    "the consumer {consumer} of {name} gives up on a message after {} deliveries, \
+                     and nobody hears of it while no feed is open",
                     config.max_deliver
                 );
-                find(Grade::B, reason, "set max_deliver to -1: the inbox decides and keeps what it buries");
+                find(Grade::D, reason, "set max_deliver to -1: the inbox decides and keeps what it buries");
             }
         }
     }
@@ -226,12 +236,12 @@ fn reads(config: &consumer::Config, subject: &str) -> bool {
     covers(first, subject) || filters.any(|filter| covers(filter, subject))
 }
 
-/// Whether `subject`, or something below it, matches `filter`.
+/// Whether `subject` matches `filter`.
 fn covers(filter: &str, subject: &str) -> bool {
     let mut tokens = subject.split('.');
     for part in filter.split('.') {
         match (part, tokens.next()) {
-            (">", _) => return true,
+            (">", Some(_)) => return true,
             ("*", Some(_)) => {}
             (part, Some(token)) if part == token => {}
             _ => return false,
@@ -339,8 +349,10 @@ mod tests {
         assert_eq!(grade(&safe(), std::slice::from_ref(&none)).0, Grade::B);
         assert_eq!(grade(&interest, &[none]).0, Grade::F);
         assert_eq!(grade(&safe(), &[onlooker, elsewhere]).0, Grade::A);
-        assert_eq!(grade(&safe(), &[limited]).0, Grade::B);
+        assert_eq!(grade(&safe(), &[limited]).0, Grade::D);
         assert_eq!(grade(&interest, &[reader()]).0, Grade::A);
+        let passing = consumer::Config { durable_name: None, ..reader() };
+        assert_eq!(grade(&interest, &[passing]).0, Grade::F);
     }
 
     #[test]
@@ -349,6 +361,7 @@ mod tests {
             ("orders", "orders", true),
             ("orders.>", "orders.eu", true),
             ("orders.>", "invoices.eu", false),
+            ("orders.>", "orders", false),
             ("*.eu", "orders.eu", true),
             ("*", "orders.eu", false),
             ("orders.eu.new", "orders.eu", false),

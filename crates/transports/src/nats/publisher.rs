@@ -29,7 +29,7 @@ use super::Nats;
 use super::connection::{API_TIMEOUT, GLANCE, Live};
 use super::error::refused;
 use super::topology::{ensure_stream, is_missing};
-use super::wire::{Outbound, Writer};
+use super::wire::{Likeness, Outbound, Writer};
 
 /// How often a message is sent under another id because its own was taken by
 /// something that is not there any more.
@@ -182,9 +182,12 @@ impl<'c> Call<'c> {
         let Some(lane) = self.lanes.remove(key) else { return };
         for index in lane.into_iter().skip(1) {
             let reason = "an earlier message of its key was not confirmed";
+            // A message that was refused says nothing about its destination, so
+            // neither do those behind it.
             let failure = match class {
-                Class::Unknown | Class::Pending => Failure::unknown(reason),
-                Class::Destination | Class::Message => Failure::destination(reason),
+                Class::Unknown => Failure::unknown(reason),
+                Class::Destination => Failure::destination(reason),
+                Class::Message | Class::Pending => Failure::pending(reason),
             };
             self.note(index, Err(failure));
         }
@@ -250,8 +253,9 @@ async fn send(live: &Live, sent: Outbound, deadline: Instant) -> Result<Confirm,
 
 /// What an answer means that is no plain confirm. A duplicate is looked at: if
 /// the stored message is this one, it was sent before; if it is another one,
-/// somebody took its id; if it is gone, nobody can tell, and it is sent once
-/// more under an id of its own.
+/// somebody took its id; if it is gone, or is this one under a signature that
+/// anybody may have put there, nobody can tell, and it is sent once more under
+/// an id of its own.
 async fn judge(
     nats: &Nats,
     live: &Live,
@@ -266,15 +270,17 @@ async fn judge(
             Ok(ack) => ack,
         };
         let place = format!("the stream {} at {}", ack.stream, ack.sequence);
-        match stored(live, &ack).await? {
-            Some(stored) if sent.is_stored_as(&stored.subject, &stored.headers, &stored.payload) => {
-                return Ok(());
-            }
-            Some(_) => {
+        let stored = stored(live, &ack).await?;
+        let likeness = stored.map(|stored| sent.compare(&stored.subject, &stored.headers, &stored.payload));
+        match likeness {
+            Some(Likeness::Same) => return Ok(()),
+            // Nobody else can have known the id, so it is ours from before the key was changed.
+            Some(Likeness::SignedOtherwise) if nats.inner.options.keyring.is_some() => return Ok(()),
+            Some(Likeness::Other) => {
                 error!(id = envelope.id, subject = sent.subject, place, "nats.id_conflict");
                 return Err(Failure::message(format!("conflict: another message has its id in {place}")));
             }
-            None => {
+            Some(Likeness::SignedOtherwise) | None => {
                 warn!(id = envelope.id, subject = sent.subject, place, "nats.sent_under_another_id");
                 let renamed = format!("{}+{}", sent.id, ack.sequence);
                 sent = sent.renamed(renamed);

@@ -56,6 +56,9 @@ pub(super) async fn find_stream(live: &Live, subject: &str) -> Result<Option<Str
     match live.api.stream_by_subject(subject).await {
         Ok(name) => Ok(Some(name)),
         Err(error) if error.kind() == GetStreamByNameErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == GetStreamByNameErrorKind::InvalidSubject => {
+            Err(Error::new(Kind::Config, format!("{subject} is no subject")).because(error))
+        }
         Err(error) => Err(unavailable(format!("cannot look up the stream of {subject}"), error)),
     }
 }

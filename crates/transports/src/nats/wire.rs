@@ -1,13 +1,12 @@
 //! Envelope to NATS message and back, by the CloudEvents binding for NATS:
 //! attributes are headers that begin with `ce-` and are percent-encoded.
 
-use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use async_nats::header::NATS_MESSAGE_ID;
 use async_nats::{HeaderMap, HeaderName, HeaderValue};
 use oncebox_core::cloudevents::{self, Mode, Parts, percent_decode, percent_encode};
-use oncebox_core::{Digest, Envelope, Failure, Keyring, Result};
+use oncebox_core::{Digest, Envelope, Failure, Keyring, Result, signature};
 
 const CONTENT_TYPE: &str = "content-type";
 const ATTRIBUTE_PREFIX: &str = "ce-";
@@ -64,19 +63,29 @@ impl Outbound {
         self
     }
 
-    /// Whether a stored message is this one, to the last byte.
-    pub(super) fn is_stored_as(&self, subject: &str, headers: &HeaderMap, body: &[u8]) -> bool {
-        self.subject == subject && self.body == body && listed(&self.headers) == listed(headers)
+    /// What a stored message is to this one, to whoever reads it: the mode of
+    /// either makes no difference.
+    pub(super) fn compare(&self, subject: &str, headers: &HeaderMap, body: &[u8]) -> Likeness {
+        let mut own = read("", &self.subject, Some(&self.headers), &self.body);
+        let mut stored = read("", subject, Some(headers), body);
+        let is_signed_alike =
+            own.headers.remove(signature::HEADER) == stored.headers.remove(signature::HEADER);
+        match self.subject == subject && own == stored {
+            true if is_signed_alike => Likeness::Same,
+            true => Likeness::SignedOtherwise,
+            false => Likeness::Other,
+        }
     }
 }
 
-/// Headers that belong to the message, and the id; others are the server's.
-fn listed(headers: &HeaderMap) -> BTreeMap<&str, Vec<&str>> {
-    let named = headers.iter().map(|(name, values)| {
-        let name: &str = name.as_ref();
-        (name, values.iter().map(HeaderValue::as_str).collect::<Vec<_>>())
-    });
-    named.filter(|(name, _)| !is_servers(name) || *name == "Nats-Msg-Id").collect()
+/// What one message is to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Likeness {
+    Same,
+    /// The same but for the signature: sent before the key was changed, or
+    /// written by somebody who cannot sign.
+    SignedOtherwise,
+    Other,
 }
 
 fn is_servers(name: &str) -> bool {
@@ -173,6 +182,8 @@ pub(super) fn read(prefix: &str, subject: &str, headers: Option<&HeaderMap>, bod
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn envelope() -> Envelope {
@@ -249,6 +260,32 @@ mod tests {
         assert_ne!(id(Some(&one)), id(None));
         let signature = one.sign(&envelope());
         assert_ne!(id(Some(&one)), Digest::of(signature.as_bytes()).to_string());
+    }
+
+    #[test]
+    fn a_message_is_known_again_in_another_mode_and_under_another_key() {
+        let signed = |by: &str| {
+            let mut envelope = envelope();
+            envelope.headers.insert(signature::HEADER.into(), by.into());
+            envelope
+        };
+        let sent = |mode, envelope: &Envelope| writer(mode).write(envelope).unwrap();
+        let own = sent(Mode::Binary, &signed("old"));
+        let like = |stored: &Outbound| own.compare(&stored.subject, &stored.headers, &stored.body);
+
+        assert_eq!(like(&own), Likeness::Same);
+        assert_eq!(like(&sent(Mode::Structured, &signed("old"))), Likeness::Same);
+        assert_eq!(like(&sent(Mode::Structured, &signed("new"))), Likeness::SignedOtherwise);
+        assert_eq!(like(&sent(Mode::Binary, &envelope())), Likeness::SignedOtherwise);
+        for other in [
+            Envelope { kind: "order.changed".into(), ..signed("old") },
+            Envelope { payload: b"{ }".to_vec(), ..signed("old") },
+            Envelope { headers: BTreeMap::new(), ..signed("old") },
+        ] {
+            assert_eq!(like(&sent(Mode::Binary, &other)), Likeness::Other);
+        }
+        assert_eq!(own.compare("prod.orders.us", &own.headers, &own.body), Likeness::Other);
+        assert_eq!(own.compare(&own.subject, &HeaderMap::new(), &own.body), Likeness::Other);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use lapin::{Channel, Connection, ConnectionProperties, Event};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info};
+use tracing::{Instrument, debug, info};
 
 use super::error::{Trouble, within};
 use super::options::{RabbitMqOptions, place};
@@ -50,7 +50,7 @@ pub(super) struct Target {
 /// connections that publish, so those that consume are apart.
 pub(super) struct Link {
     purpose: &'static str,
-    state: tokio::sync::Mutex<State>,
+    state: Arc<tokio::sync::Mutex<State>>,
 }
 
 #[derive(Default)]
@@ -64,13 +64,15 @@ struct State {
 
 impl Link {
     pub(super) fn new(purpose: &'static str) -> Self {
-        Self { purpose, state: tokio::sync::Mutex::default() }
+        Self { purpose, state: Arc::default() }
     }
 
     /// The connection. While the server cannot be reached this fails at once,
-    /// except for one caller in a while who tries.
+    /// except for one caller in a while who tries. The attempt goes on if that
+    /// caller goes away: the client's thread would anyway, and the next caller
+    /// would start another one.
     pub(super) async fn get(&self, target: &Target, options: &RabbitMqOptions) -> Result<Arc<Live>, Trouble> {
-        let mut state = self.state.lock().await;
+        let mut state = Arc::clone(&self.state).lock_owned().await;
         if state.version != target.version {
             *state = State { version: target.version, ..State::default() };
         }
@@ -81,54 +83,38 @@ impl Link {
         if let Some((_, trouble)) = state.pause.as_ref().filter(|(until, _)| Instant::now() < *until) {
             return Err(trouble.clone());
         }
-        let is_suspect = state.pause.as_ref().is_some_and(|(_, trouble)| trouble.is_silence);
-        match self.connect(&target.uri, options, is_suspect).await {
+        let (uri, options, purpose) = (Arc::clone(&target.uri), options.clone(), self.purpose);
+        let attempt = async move { state.connect(&uri, &options, purpose).await };
+        let attempt = tokio::spawn(attempt.in_current_span()).await;
+        attempt.unwrap_or_else(|error| Err(Trouble::unavailable(format!("the attempt ended: {error}"))))
+    }
+}
+
+impl State {
+    /// Makes an attempt, and notes what came of it.
+    async fn connect(
+        &mut self,
+        uri: &AMQPUri,
+        options: &RabbitMqOptions,
+        purpose: &str,
+    ) -> Result<Arc<Live>, Trouble> {
+        let is_suspect = self.pause.as_ref().is_some_and(|(_, trouble)| trouble.is_silence);
+        match Live::connect(uri, options, purpose, is_suspect).await {
             Ok(live) => {
-                info!(server = place(&target.uri), purpose = self.purpose, "rabbitmq.connected");
+                info!(server = place(uri), purpose, "rabbitmq.connected");
                 let live = Arc::new(live);
-                (state.live, state.failures, state.pause) = (Some(Arc::clone(&live)), 0, None);
+                (self.live, self.failures, self.pause) = (Some(Arc::clone(&live)), 0, None);
                 Ok(live)
             }
             Err(trouble) => {
-                state.failures = state.failures.saturating_add(1);
-                let text = format!("cannot connect to {}: {}", place(&target.uri), trouble.text);
+                self.failures = self.failures.saturating_add(1);
+                let text = format!("cannot connect to {}: {}", place(uri), trouble.text);
                 let trouble = Trouble { text, ..trouble };
-                state.pause = Some((Instant::now() + pause(state.failures), trouble.clone()));
-                debug!(reason = trouble.text, failures = state.failures, "rabbitmq.not_connected");
+                self.pause = Some((Instant::now() + pause(self.failures), trouble.clone()));
+                debug!(reason = trouble.text, failures = self.failures, "rabbitmq.not_connected");
                 Err(trouble)
             }
         }
-    }
-
-    async fn connect(
-        &self,
-        uri: &AMQPUri,
-        options: &RabbitMqOptions,
-        is_suspect: bool,
-    ) -> Result<Live, Trouble> {
-        let limit = options.call_timeout;
-        if is_suspect && uri.scheme == AMQPScheme::AMQP {
-            probe(uri, limit).await?;
-        }
-        let mut uri = uri.clone();
-        uri.query.heartbeat.get_or_insert(options.heartbeat_seconds());
-        let name = format!("{} {} {}", options.name, self.purpose, std::process::id());
-        let properties = ConnectionProperties::default().with_connection_name(name.into());
-        let runtime = lapin::runtime::default_runtime()?;
-        let ca = options.ca.clone();
-        // The client gives the socket to a thread of its own, which would wait for
-        // as long as the kernel does.
-        let connect = async move |uri: AMQPUri, runtime| {
-            let tls = OwnedTLSConfig { identity: None, cert_chain: ca.as_deref().map(str::to_owned) };
-            let connected = uri.connect_with_config_async(tls.as_ref(), &runtime);
-            match timeout(limit, connected).await {
-                Ok(stream) => stream.map_err(lapin::Error::from),
-                Err(_elapsed) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-            }
-        };
-        let handshake = Connection::connector(uri, runtime, connect, properties);
-        let connection = within(limit, "the handshake", handshake).await?;
-        Ok(Live::new(connection, options))
     }
 }
 
@@ -186,6 +172,37 @@ pub(super) struct Live {
 }
 
 impl Live {
+    async fn connect(
+        uri: &AMQPUri,
+        options: &RabbitMqOptions,
+        purpose: &str,
+        is_suspect: bool,
+    ) -> Result<Self, Trouble> {
+        let limit = options.call_timeout;
+        if is_suspect && uri.scheme == AMQPScheme::AMQP {
+            probe(uri, limit).await?;
+        }
+        let mut uri = uri.clone();
+        uri.query.heartbeat.get_or_insert(options.heartbeat_seconds());
+        let name = format!("{} {} {}", options.name, purpose, std::process::id());
+        let properties = ConnectionProperties::default().with_connection_name(name.into());
+        let runtime = lapin::runtime::default_runtime()?;
+        let ca = options.ca.clone();
+        // The client gives the socket to a thread of its own, which would wait for
+        // as long as the kernel does.
+        let connect = async move |uri: AMQPUri, runtime| {
+            let tls = OwnedTLSConfig { identity: None, cert_chain: ca.as_deref().map(str::to_owned) };
+            let connected = uri.connect_with_config_async(tls.as_ref(), &runtime);
+            match timeout(limit, connected).await {
+                Ok(stream) => stream.map_err(lapin::Error::from),
+                Err(_elapsed) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+            }
+        };
+        let handshake = Connection::connector(uri, runtime, connect, properties);
+        let connection = within(limit, "the handshake", handshake).await?;
+        Ok(Self::new(connection, options))
+    }
+
     fn new(connection: Connection, options: &RabbitMqOptions) -> Self {
         let notes = Notes {
             events: Box::pin(connection.events_listener()),
@@ -358,5 +375,23 @@ mod tests {
         assert!(pause(1) <= FIRST_WAIT && pause(1) >= FIRST_WAIT / 2);
         assert!((1..100).all(|failures| pause(failures) <= LONGEST_WAIT));
         assert!(pause(50) >= LONGEST_WAIT / 2);
+    }
+
+    #[tokio::test]
+    async fn an_attempt_outlives_the_caller_who_made_it() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("amqp://{}", silent.local_addr().unwrap());
+        let options = RabbitMqOptions::from_url(&url).unwrap().call_timeout(Duration::from_millis(500));
+        let target = Target { uri: Arc::clone(&options.uri), version: 0 };
+        let link = Link::new("testing");
+
+        for _ in 0..3 {
+            let left = timeout(Duration::from_millis(20), link.get(&target, &options)).await;
+            assert!(left.is_err(), "nobody answers so soon");
+        }
+        let trouble = link.get(&target, &options).await.unwrap_err();
+
+        assert!(trouble.is_silence, "{trouble:?}");
+        assert_eq!(link.state.lock().await.failures, 1, "those who came later have waited for it");
     }
 }

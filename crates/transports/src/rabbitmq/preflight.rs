@@ -3,8 +3,9 @@
 //! With the management API everything is seen. Without it AMQP tells what is
 //! there, and by comparing declarations how it was made; it tells neither which
 //! queues are bound to an exchange (those of the groups given in the options are
-//! looked at) nor what policies add. Nothing is ever published for a test: it
-//! would be in somebody's queue.
+//! looked at) nor what policies add. The client does not pass on the server's
+//! version either, on which the limit of a quorum queue that was given none
+//! depends. Nothing is ever published for a test: it would be in somebody's queue.
 
 mod discovery;
 mod judge;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use lapin::ExchangeKind;
 use lapin::types::{FieldTable, ShortString};
-use oncebox_core::{Finding, Grade, Inspection, Preflight, Result};
+use oncebox_core::{Finding, Grade, Inspection, Kind, Preflight, Result};
 
 use self::judge::Facts;
 use self::management::{Management, Survey};
@@ -44,7 +45,14 @@ impl Preflight for RabbitMq {
         let inspector = Inspector { live: &live, options, overview, horizon };
         let mut inspections = Vec::with_capacity(destinations.len());
         for destination in destinations {
-            let findings = inspector.inspect(destination).await.map_err(failed)?;
+            let findings = match inspector.inspect(destination).await {
+                // It concerns this destination only; the others are still worth a look.
+                Err(trouble) if trouble.kind == Kind::Config => {
+                    let reason = format!("it cannot be looked at: {}", trouble.text);
+                    vec![Finding::new(Grade::F, reason, "change its name, its set-up or the user's rights")]
+                }
+                found => found.map_err(failed)?,
+            };
             inspections.push(Inspection {
                 destination: destination.clone(),
                 transport: "rabbitmq",

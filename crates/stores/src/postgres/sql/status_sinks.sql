@@ -15,7 +15,9 @@ SELECT
         SELECT 1 FROM oncebox.parked AS p WHERE p.sink = sink.sink AND p.state = 'dead' LIMIT $1) AS t),
     (SELECT count(*) FROM oncebox.relay_member AS m
         WHERE m.sink = sink.sink AND m.seen_until > clock_timestamp()),
-    sink.unowned, sink.moved_at
+    sink.unowned, sink.moved_at,
+    (SELECT min(m.outage) FROM oncebox.relay_member AS m
+        WHERE m.sink = sink.sink AND m.seen_until > clock_timestamp())
 FROM sink
 CROSS JOIN LATERAL (
     SELECT count(*) AS count, min(t.created_at) AS oldest

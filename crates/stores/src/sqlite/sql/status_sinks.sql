@@ -24,7 +24,8 @@ SELECT s.sink,
     (SELECT count(*) FROM (
         SELECT 1 FROM oncebox_parked WHERE sink = s.sink AND state = 'dead' LIMIT ?1)),
     (SELECT count(*) FROM oncebox_relay_member WHERE sink = s.sink AND seen_until > ?2),
-    s.unowned, s.moved_at
+    s.unowned, s.moved_at,
+    (SELECT min(outage) FROM oncebox_relay_member WHERE sink = s.sink AND seen_until > ?2)
 FROM (
     SELECT sink, min(position) AS lowest, max(moved_at) AS moved_at,
         sum(holder IS NULL OR lease_until < ?2) AS unowned

@@ -118,7 +118,7 @@ async fn read_until_closed(store: &PostgresStore, mut span: Span) -> Vec<String>
 }
 
 fn request(holder: &str) -> ClaimRequest {
-    ClaimRequest { sink: "s".into(), holder: holder.into(), lease: Duration::from_secs(30) }
+    ClaimRequest { sink: "s".into(), holder: holder.into(), lease: Duration::from_secs(30), outage: None }
 }
 
 fn settlement(cursors: &[Cursor]) -> Settlement {

@@ -25,7 +25,7 @@ async fn migrating_twice_applies_once() {
         let after = migrate::status(&store).await.unwrap();
 
         assert_eq!(before.first().unwrap().state, migrate::MigrationState::Pending);
-        assert_eq!(first.iter().map(|applied| applied.version).collect::<Vec<_>>(), [1]);
+        assert_eq!(first.iter().map(|applied| applied.version).collect::<Vec<_>>(), [1, 2]);
         assert!(second.is_empty());
         assert_eq!(after.first().unwrap().state, migrate::MigrationState::Applied);
         store.verify().await.unwrap();
@@ -44,7 +44,28 @@ async fn several_migrators_at_once_apply_each_migration_once() {
             applied += task.await.unwrap();
         }
 
-        assert_eq!(applied, 1);
+        assert_eq!(applied, 2);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_database_of_version_one_with_relays_at_work_is_moved_forward() {
+    on_tables("a_database_of_version_one_is_moved_forward", |store, schema| async move {
+        execute(&store, &format!("ALTER TABLE {schema}.relay_member DROP COLUMN outage")).await;
+        execute(&store, &format!("DELETE FROM {schema}.migration WHERE version = 2")).await;
+        let relay =
+            format!("INSERT INTO {schema}.relay_member VALUES ('s', 'old', now() + interval '1 hour')");
+        execute(&store, &relay).await;
+        assert_eq!(kind(store.verify().await), Kind::Config);
+
+        let applied = migrate::up(&store).await.unwrap();
+        store.verify().await.unwrap();
+        store.claim(&request("new"), None).await.unwrap();
+
+        assert_eq!(applied.iter().map(|applied| applied.version).collect::<Vec<_>>(), [2]);
+        let status = store.status().await.unwrap();
+        assert_eq!((status.sinks[0].relays, &status.sinks[0].outage), (2, &None));
     })
     .await;
 }
@@ -80,7 +101,7 @@ async fn verify_says_what_is_wrong_and_what_to_do() {
 
         execute(&store, &format!("INSERT INTO {schema}.migration VALUES (99, 'later', 'x')")).await;
         let newer = error().await.to_string();
-        assert_eq!(newer, "the database is at schema version 99, this build knows 1; upgrade oncebox");
+        assert_eq!(newer, "the database is at schema version 99, this build knows 2; upgrade oncebox");
         assert_eq!(kind(migrate::up(&store).await), Kind::Config);
         let unknown = migrate::status(&store).await.unwrap();
         assert_eq!(unknown.last().unwrap().state, migrate::MigrationState::Unknown);

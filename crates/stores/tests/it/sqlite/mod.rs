@@ -103,7 +103,7 @@ fn window<'a>(shards: &'a [Shard], after: Position, limit: usize) -> Window<'a> 
 }
 
 fn request(holder: &str) -> ClaimRequest {
-    ClaimRequest { sink: "main".into(), holder: holder.into(), lease: MINUTE }
+    ClaimRequest { sink: "main".into(), holder: holder.into(), lease: MINUTE, outage: None }
 }
 
 fn settlement(cursors: &[Cursor]) -> Settlement {

@@ -28,11 +28,30 @@ async fn migrating_twice_or_at_the_same_time_applies_everything_once() {
 
     let (left, right) = tokio::join!(migrate::up(&stores[0]), migrate::up(&stores[1]));
 
-    assert_eq!(left.unwrap().len() + right.unwrap().len(), 1);
+    assert_eq!(left.unwrap().len() + right.unwrap().len(), 2);
     assert!(migrate::up(&stores[0]).await.unwrap().is_empty());
     let status = migrate::status(&stores[0]).await.unwrap();
     assert!(status.iter().all(|s| s.state == MigrationState::Applied && s.applied_at.is_some()));
     stores[1].verify().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_database_of_version_one_with_relays_at_work_is_moved_forward() {
+    let database = Database::new();
+    let store = database.store().await;
+    let back = "ALTER TABLE oncebox_relay_member DROP COLUMN outage; \
+                DELETE FROM oncebox_migration WHERE version = 2; \
+                INSERT INTO oncebox_relay_member VALUES ('main', 'old', 9000000000000000);";
+    sqlx::raw_sql(back).execute(store.pool()).await.unwrap();
+    assert!(config_text(store.verify().await.unwrap_err()).contains("lacks migration 0002_outage"));
+
+    let applied = migrate::up(&store).await.unwrap();
+    store.verify().await.unwrap();
+    store.claim(&request("new"), None).await.unwrap();
+
+    assert_eq!(applied.iter().map(|applied| applied.version).collect::<Vec<_>>(), [2]);
+    let status = store.status().await.unwrap();
+    assert_eq!((status.sinks[0].relays, &status.sinks[0].outage), (2, &None));
 }
 
 #[tokio::test]
@@ -72,11 +91,14 @@ async fn verify_says_what_is_wrong_and_what_to_do() {
     let drift = config_text(store.verify().await.unwrap_err());
     assert!(drift.contains("oncebox_marker: extra TEXT"), "{drift}");
 
-    sqlx::query("UPDATE oncebox_migration SET version = 0").execute(store.pool()).await.unwrap();
+    sqlx::query("UPDATE oncebox_migration SET version = 0 WHERE version = 1")
+        .execute(store.pool())
+        .await
+        .unwrap();
     let older = config_text(store.verify().await.unwrap_err());
     assert!(older.contains("lacks migration 0001_once") && older.contains(&command), "{older}");
 
-    sqlx::query("UPDATE oncebox_migration SET version = 1, checksum = 'x'")
+    sqlx::query("UPDATE oncebox_migration SET version = 1, checksum = 'x' WHERE version = 0")
         .execute(store.pool())
         .await
         .unwrap();

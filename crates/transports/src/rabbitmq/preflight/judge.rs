@@ -7,6 +7,10 @@ use oncebox_core::{Finding, Grade};
 
 /// A limit above this is none: nobody delivers a message that often.
 const MANY_DELIVERIES: u64 = 1_000_000;
+/// The first major version that gives a quorum queue a limit if nobody else does.
+const FIRST_WITH_LIMIT: u64 = 4;
+/// That limit.
+const DEFAULT_DELIVERY_LIMIT: u64 = 20;
 
 /// What is known about an exchange or a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,6 +24,16 @@ pub(super) struct Facts {
     pub(super) arguments: BTreeMap<String, String>,
     /// Servers that could keep a copy of it.
     pub(super) nodes: usize,
+    /// The server's major version; AMQP does not show it.
+    pub(super) major_version: Option<u64>,
+}
+
+/// After how many deliveries a queue gives a message up.
+enum Limit {
+    None,
+    After(u64),
+    /// A matter of the server's version, which is not known.
+    Unseen,
 }
 
 impl Facts {
@@ -29,6 +43,20 @@ impl Facts {
 
     fn text(&self, name: &str) -> &str {
         self.arguments.get(name).map_or("", String::as_str)
+    }
+
+    fn delivery_limit(&self) -> Limit {
+        if self.arguments.contains_key("x-delivery-limit") {
+            // One that is negative is how newer servers are told that there is none.
+            let limit = self.number("x-delivery-limit").filter(|limit| *limit < MANY_DELIVERIES);
+            return limit.map_or(Limit::None, Limit::After);
+        }
+        match self.major_version {
+            _ if self.text("x-queue-type") != "quorum" => Limit::None,
+            Some(version) if version < FIRST_WITH_LIMIT => Limit::None,
+            Some(_) => Limit::After(DEFAULT_DELIVERY_LIMIT),
+            None => Limit::Unseen,
+        }
     }
 }
 
@@ -102,11 +130,20 @@ pub(super) fn queue(facts: &Facts, horizon: Duration) -> Vec<Finding> {
         let reason = format!("queue {name} drops its oldest messages when it is full");
         find(lost(Grade::C), reason, "set its overflow to reject-publish");
     }
-    let limit = facts.number("x-delivery-limit").filter(|limit| *limit < MANY_DELIVERIES);
-    if let Some(limit) = limit.filter(|_| !keeps_dead_letters) {
-        let reason =
-            format!("queue {name} drops a message that was delivered {limit} times without an answer");
-        find(Grade::C, reason, "give it a dead-letter exchange, or remove the limit");
+    match facts.delivery_limit() {
+        Limit::After(limit) if !keeps_dead_letters => {
+            let reason =
+                format!("queue {name} drops a message that was delivered {limit} times without an answer");
+            find(Grade::C, reason, "give it a dead-letter exchange, or a limit nobody reaches");
+        }
+        Limit::Unseen if !keeps_dead_letters => {
+            let reason = format!(
+                "queue {name} sets no delivery limit: servers from {FIRST_WITH_LIMIT}.0 on drop a message \
+                 that was delivered {DEFAULT_DELIVERY_LIMIT} times"
+            );
+            find(Grade::B, reason, "give it a dead-letter exchange or a limit, or give the management API");
+        }
+        _ => {}
     }
     if facts.nodes > 1 && facts.text("x-queue-type") != "quorum" {
         let reason = format!("queue {name} is kept by one of {} servers", facts.nodes);
@@ -157,7 +194,13 @@ mod tests {
             (with(&[quorum, ("x-delivery-limit", "5")]), Grade::C),
             (with(&[quorum, ("x-delivery-limit", "5"), dead]), Grade::A),
             (Facts { nodes: 3, ..plain }, Grade::B),
-            (Facts { nodes: 3, ..with(&[quorum]) }, Grade::A),
+            (Facts { nodes: 3, major_version: Some(3), ..with(&[quorum]) }, Grade::A),
+            (with(&[quorum]), Grade::B),
+            (Facts { major_version: Some(3), ..with(&[quorum]) }, Grade::A),
+            (Facts { major_version: Some(4), ..with(&[quorum]) }, Grade::C),
+            (Facts { major_version: Some(4), ..with(&[quorum, dead]) }, Grade::A),
+            (Facts { major_version: Some(4), ..with(&[quorum, ("x-delivery-limit", "-1")]) }, Grade::A),
+            (Facts { major_version: Some(4), ..with(&[]) }, Grade::A),
         ];
 
         for (facts, expected) in rows {

@@ -34,6 +34,7 @@ pub(super) struct Survey {
     bindings: Vec<Value>,
     policies: Vec<Value>,
     nodes: usize,
+    major_version: Option<u64>,
 }
 
 impl Management {
@@ -50,6 +51,7 @@ impl Management {
         let host = &self.host;
         let mut policies = self.list(&format!("/api/policies/{host}")).await?;
         policies.extend(self.list(&format!("/api/operator-policies/{host}")).await?);
+        let overview = self.get("/api/overview?columns=rabbitmq_version").await?.unwrap_or_default();
         Ok(Survey {
             exchanges: self
                 .list(&format!("/api/exchanges/{host}?columns=name,type,durable,auto_delete,internal"))
@@ -57,6 +59,7 @@ impl Management {
             bindings: self.list(&format!("/api/bindings/{host}")).await?,
             policies,
             nodes: self.list("/api/nodes?columns=name").await?.len(),
+            major_version: major(field(&overview, "rabbitmq_version")),
         })
     }
 
@@ -81,6 +84,7 @@ impl Management {
             is_internal: false,
             arguments,
             nodes: survey.nodes,
+            major_version: survey.major_version,
         }))
     }
 
@@ -214,6 +218,10 @@ fn fits(pattern: &str, name: &str) -> bool {
     }
 }
 
+fn major(version: &str) -> Option<u64> {
+    version.split('.').next()?.parse().ok()
+}
+
 fn field<'v>(value: &'v Value, name: &str) -> &'v str {
     value.get(name).and_then(Value::as_str).unwrap_or_default()
 }
@@ -305,6 +313,13 @@ mod tests {
     }
 
     #[test]
+    fn a_version_is_read_as_far_as_it_matters() {
+        let versions = ["3.10.8", "4.1.0-beta.2", "", "unknown"];
+
+        assert_eq!(versions.map(major), [Some(3), Some(4), None, None]);
+    }
+
+    #[test]
     fn bindings_are_followed_from_exchange_to_exchange_and_not_in_circles() {
         let binding = |source: &str, kind: &str, to: &str| serde_json::json!({"source": source, "destination_type": kind, "destination": to});
         let bindings = vec![
@@ -314,7 +329,7 @@ mod tests {
             binding("a", "queue", "q2"),
             binding("c", "queue", "q3"),
         ];
-        let survey = Survey { exchanges: vec![], bindings, policies: vec![], nodes: 1 };
+        let survey = Survey { exchanges: vec![], bindings, policies: vec![], nodes: 1, major_version: None };
 
         assert_eq!(survey.queues("a", None), ["q2", "q1"]);
         assert!(survey.queues("nowhere", None).is_empty());

@@ -54,7 +54,7 @@ async fn after_a_failure_the_rest_of_its_key_is_not_sent() {
     let results = post_all(&http(&server.url), &batch).await;
 
     let classes: Vec<_> = results.iter().map(class).collect();
-    let (message, behind) = (Some(Class::Message), Some(Class::Destination));
+    let (message, behind) = (Some(Class::Message), Some(Class::Pending));
     assert_eq!(classes, [None, message, behind, None, behind, None]);
     let mut ids = server.ids();
     ids.sort();

@@ -3,7 +3,7 @@
 use async_nats::HeaderMap;
 use oncebox_conformance::sample::plain;
 use oncebox_core::transport::Class;
-use oncebox_core::{Envelope, Keyring, Publisher, Subscriber};
+use oncebox_core::{Envelope, Keyring, Publisher, Subscriber, signature};
 use oncebox_transports::nats::Nats;
 
 use super::scene::{Scene, finish};
@@ -83,6 +83,27 @@ async fn with_a_keyring_the_id_cannot_be_known_in_advance() {
 
     assert!(results[0].is_ok(), "{results:?}");
     assert_eq!(scene.stored().await, 2);
+    scene.clean().await;
+}
+
+#[tokio::test]
+async fn a_message_sent_again_under_another_key_is_no_conflict() {
+    let Some(scene) = Scene::fresh("a changed key").await else { return };
+    let ring = |id: &str| Keyring::new(id, "0123456789abcdef").unwrap();
+    let signed = |id: &str| {
+        let mut envelope = plain("a");
+        envelope.headers.insert(signature::HEADER.into(), ring(id).sign(&envelope));
+        envelope
+    };
+    let secret = Nats::new(scene.options().keyring(ring("ids")));
+
+    for (transport, stored) in [(&secret, 1), (&scene.transport(), 3)] {
+        for envelope in [signed("old"), signed("new"), signed("new")] {
+            let results = transport.publish(&[envelope]).await;
+            assert!(results[0].is_ok(), "{results:?}");
+        }
+        assert_eq!(scene.stored().await, stored, "twice only where the id could be guessed");
+    }
     scene.clean().await;
 }
 

@@ -30,7 +30,7 @@ async fn every_unsafe_set_up_is_recognised_on_a_real_server() {
         (Grade::C, "drops messages after", Config { max_age: Duration::from_secs(3600), ..safe() }),
         (Grade::C, "the last 1 messages", Config { max_messages_per_subject: 1, ..safe() }),
         (Grade::F, "confirms nothing", Config { no_ack: true, ..safe() }),
-        (Grade::F, "none asks for", Config { retention: RetentionPolicy::Interest, ..safe() }),
+        (Grade::F, "no durable one asks for", Config { retention: RetentionPolicy::Interest, ..safe() }),
         (Grade::B, "refuses messages above", Config { max_message_size: 1_000, ..safe() }),
     ];
 

@@ -111,6 +111,21 @@ async fn a_subject_that_is_none_is_refused_for_good_and_for_itself_alone() {
 }
 
 #[tokio::test]
+async fn what_is_behind_a_refused_message_of_its_key_waits_and_blames_nobody() {
+    let Some(scene) = Scene::fresh("behind a refused message").await else { return };
+    let limited = async_nats::jetstream::stream::Config { max_message_size: 10_000, ..scene.config() };
+    scene.context.update_stream(limited).await.unwrap();
+    let large = Envelope { payload: vec![0; 20_000], ..keyed("large", "k") };
+
+    let results = scene.transport().publish(&[large, keyed("behind", "k"), keyed("other", "o")]).await;
+
+    assert_eq!(failure(&results[0]).class, Class::Message, "{results:?}");
+    assert_eq!(failure(&results[1]).class, Class::Pending, "{results:?}");
+    assert!(results[2].is_ok(), "{results:?}");
+    scene.clean().await;
+}
+
+#[tokio::test]
 async fn a_message_too_large_for_server_or_stream_is_refused_for_good() {
     let Some(scene) = Scene::fresh("an oversized message").await else { return };
     let sized = |bytes: usize| Envelope { payload: vec![0; bytes], ..plain(bytes.to_string()) };

@@ -128,6 +128,35 @@ async fn what_a_policy_adds_is_seen_by_the_management_api() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_destination_that_cannot_be_looked_at_does_not_hide_the_others() {
+    let Some(host) = Host::fresh("a name too long").await else { return };
+    let long = "x".repeat(250);
+    host.change("PUT", &format!("exchanges/{long}"), r#"{"type":"topic","durable":true}"#).await;
+    host.change("PUT", "queues/q", r#"{"durable":true}"#).await;
+    let transport = RabbitMq::new(host.options().groups(["a long group"])).unwrap();
+
+    let seen = transport.inspect(&[long, "/q".to_owned()], HORIZON).await.unwrap();
+
+    assert_eq!(seen[0].grade(), Grade::F, "{}", reasons(&seen[0]));
+    assert!(reasons(&seen[0]).contains("AMQP takes 255"), "{}", reasons(&seen[0]));
+    assert_eq!(seen[1].grade(), Grade::A, "{}", reasons(&seen[1]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_queue_without_a_limit_is_judged_by_the_version_of_the_server() {
+    let Some(host) = Host::fresh("no limit").await else { return };
+    host.change("PUT", "queues/q", r#"{"durable":true,"arguments":{"x-queue-type":"quorum"}}"#).await;
+    let overview = host.api("GET", "/api/overview?columns=rabbitmq_version", "").await;
+    let expected = if overview.contains(r#""rabbitmq_version":"3."#) { Grade::A } else { Grade::C };
+
+    let by_amqp = inspect(host.options(), "/q").await;
+    let by_api = inspect(host.options().management(&host.api), "/q").await;
+
+    assert_eq!(by_amqp.grade(), Grade::B, "{}", reasons(&by_amqp));
+    assert_eq!(by_api.grade(), expected, "{overview} {}", reasons(&by_api));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_look_changes_nothing() {
     let Some(host) = Host::fresh("a look").await else { return };
     host.change("PUT", "queues/q", r#"{"durable":true,"arguments":{"x-message-ttl":60000}}"#).await;
