@@ -1,12 +1,14 @@
-//! What a message experiences from put to effect, over the in-process transport.
+//! What a message experiences from put to effect.
 //!
-//! The transport can be told to misbehave, so what is proved here is that the
-//! stations cope; how a store or a transport keeps its own promises is proved
-//! in their suites.
+//! The in-process transport can be told to misbehave, so what is proved here is
+//! that the stations cope; how a store or a transport keeps its own promises is
+//! proved in their suites. What needs no such misbehaviour is proved over every
+//! transport that somebody pairs with a store.
 
 #![allow(missing_docs, reason = "the name of a case is its documentation")]
 
 pub mod ailing;
+pub mod carrier;
 pub mod delivery;
 pub mod dying;
 pub mod failure;
@@ -16,7 +18,7 @@ pub mod parking;
 pub mod routing;
 pub mod scene;
 
-/// Tests the whole path on a store: one test for each promise.
+/// Tests the whole path on a store, over the in-process transport: one test for each promise.
 #[macro_export]
 macro_rules! path_suite {
     ($fixture:ty) => {
@@ -31,7 +33,7 @@ macro_rules! path_suite {
             ]);
         }
         mod delivery {
-            $crate::cases!(on_store, $fixture, path::delivery, [
+            $crate::cases!(on_path, $fixture, path::delivery, [
                 a_committed_message_takes_effect_and_a_rolled_back_one_does_not
                 duplicates_take_effect_once
                 lost_confirms_double_nothing
@@ -47,14 +49,14 @@ macro_rules! path_suite {
             ]);
         }
         mod dying {
-            $crate::cases!(on_store, $fixture, path::dying, [
+            $crate::cases!(on_path, $fixture, path::dying, [
                 a_relay_that_dies_anywhere_loses_and_doubles_nothing
                 a_consumer_that_dies_anywhere_loses_and_doubles_nothing
                 a_producer_that_dies_anywhere_leaves_all_or_nothing
             ]);
         }
         mod failure {
-            $crate::cases!(on_store, $fixture, path::failure, [
+            $crate::cases!(on_path, $fixture, path::failure, [
                 a_failing_message_is_tried_as_often_as_allowed_and_buried
                 a_message_that_fails_at_first_takes_effect_once
                 a_permanent_failure_is_buried_at_once
@@ -63,10 +65,11 @@ macro_rules! path_suite {
                 an_undecodable_message_is_buried
                 an_unknown_type_is_buried_or_ignored
                 the_databases_troubles_spend_no_attempt
+                an_undecodable_message_on_the_wire_holds_up_no_other
             ]);
         }
         mod forging {
-            $crate::cases!(on_store, $fixture, path::forging, [
+            $crate::cases!(on_path, $fixture, path::forging, [
                 what_is_signed_on_its_way_out_takes_effect
                 a_forged_id_does_not_suppress_the_real_message
                 an_altered_message_is_quarantined
@@ -74,10 +77,11 @@ macro_rules! path_suite {
                 a_type_nobody_takes_is_ignored_before_it_is_verified
                 a_replay_is_too_old_once_its_marker_is_gone
                 a_key_that_a_signature_does_not_cover_is_a_mistake
+                what_is_forged_on_the_wire_is_quarantined
             ]);
         }
         mod identity {
-            $crate::cases!(on_store, $fixture, path::identity, [
+            $crate::cases!(on_path, $fixture, path::identity, [
                 another_body_under_a_handled_id_is_refused
                 a_message_without_id_is_treated_as_chosen
                 a_selector_tells_messages_apart
@@ -85,10 +89,12 @@ macro_rules! path_suite {
                 tenants_and_sources_have_ids_of_their_own
                 a_duplicate_gets_the_stored_reply
                 copies_at_the_same_moment_run_once
+                tenants_and_sources_stay_apart_on_the_wire
+                another_body_on_the_wire_takes_no_effect
             ]);
         }
         mod parking {
-            $crate::cases!(on_store, $fixture, path::parking, [
+            $crate::cases!(on_path, $fixture, path::parking, [
                 a_refused_message_holds_back_its_key_and_no_other
                 a_message_refused_for_good_is_dead_and_blocks_its_key
                 a_discarded_dead_letter_lets_its_key_go_on
@@ -97,6 +103,9 @@ macro_rules! path_suite {
                 attempts_of_a_refused_message_are_counted_exactly
                 a_key_goes_on_although_a_relay_still_takes_it_for_blocked
                 a_destination_that_is_down_holds_up_no_other
+                a_long_backlog_of_a_destination_that_is_down_holds_up_no_other
+                an_outage_of_every_destination_puts_nothing_aside
+                a_kind_of_message_nobody_takes_holds_up_no_other
                 a_key_blocked_by_its_dead_goes_on_once_dead_ones_are_skipped
             ]);
         }
@@ -106,6 +115,68 @@ macro_rules! path_suite {
                 the_destination_that_is_down_is_told_by_where_messages_really_go
                 an_outbox_routes_by_name_unless_told_otherwise
                 a_routes_size_limit_is_checked_at_put
+            ]);
+        }
+    };
+}
+
+/// Tests the path on a store over a transport: what goes over the wire and holds
+/// although a broker confirms before anybody has handled the message.
+#[macro_export]
+macro_rules! pair_suite {
+    ($store:ty, $transport:ty) => {
+        mod delivery {
+            $crate::cases!(on_pair, $store => $transport, path::delivery, [
+                a_committed_message_takes_effect_and_a_rolled_back_one_does_not
+                lost_confirms_double_nothing
+                an_outage_costs_time_and_no_message
+                several_relays_keep_the_order_of_keys
+                every_handler_takes_effect_on_its_own
+                what_a_handler_puts_goes_on
+                a_scheduled_message_takes_effect_after_its_time
+                the_janitor_forgets_and_the_gate_remembers
+            ]);
+        }
+        mod dying {
+            $crate::cases!(on_pair, $store => $transport, path::dying, [
+                a_relay_that_dies_anywhere_loses_and_doubles_nothing
+                a_consumer_that_dies_anywhere_loses_and_doubles_nothing
+            ]);
+        }
+        mod failure {
+            $crate::cases!(on_pair, $store => $transport, path::failure, [
+                a_failing_message_is_tried_as_often_as_allowed_and_buried
+                a_message_that_fails_at_first_takes_effect_once
+                a_permanent_failure_is_buried_at_once
+                a_panic_is_a_failure_of_its_message_only
+                the_databases_troubles_spend_no_attempt
+                an_undecodable_message_on_the_wire_holds_up_no_other
+            ]);
+        }
+        mod forging {
+            $crate::cases!(on_pair, $store => $transport, path::forging, [
+                what_is_signed_on_its_way_out_takes_effect
+                what_is_forged_on_the_wire_is_quarantined
+            ]);
+        }
+        mod identity {
+            $crate::cases!(on_pair, $store => $transport, path::identity, [
+                tenants_and_sources_stay_apart_on_the_wire
+                another_body_on_the_wire_takes_no_effect
+            ]);
+        }
+        mod parking {
+            $crate::cases!(on_pair, $store => $transport, path::parking, [
+                a_refused_message_holds_back_its_key_and_no_other
+                a_message_refused_for_good_is_dead_and_blocks_its_key
+                a_discarded_dead_letter_lets_its_key_go_on
+                a_requeued_dead_letter_takes_effect_before_its_followers
+                a_key_may_go_on_past_its_dead
+                attempts_of_a_refused_message_are_counted_exactly
+                a_key_goes_on_although_a_relay_still_takes_it_for_blocked
+                a_destination_that_is_down_holds_up_no_other
+                a_long_backlog_of_a_destination_that_is_down_holds_up_no_other
+                a_key_blocked_by_its_dead_goes_on_once_dead_ones_are_skipped
             ]);
         }
     };

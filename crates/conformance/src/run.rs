@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fixture::{StoreFixture, TransportFixture};
+use crate::path::scene::Scene;
 
 /// No case may take longer: one that waits for ever has found a bug.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs a case of the store or path suite.
+/// Runs a case of the store suite, or of the path suite if it makes its scenes itself.
 pub fn on_store<F, C, Fut>(case: C)
 where
     F: StoreFixture,
@@ -36,6 +37,34 @@ where
         let Some(fixture) = F::fresh().await.map(Arc::new) else { return };
         let outcome = bounded(case(Arc::clone(&fixture))).await;
         fixture.clean().await;
+        conclude(outcome);
+    });
+}
+
+/// Runs a case of the path suite over the in-process transport.
+pub fn on_path<F, C, Fut>(case: C)
+where
+    F: StoreFixture,
+    C: FnOnce(Scene<F>) -> Fut,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    on_store(|fixture: Arc<F>| case(Scene::new(&fixture)));
+}
+
+/// Runs a case of the path suite on a store and over a transport.
+pub fn on_pair<F, T, C, Fut>(case: C)
+where
+    F: StoreFixture,
+    T: TransportFixture,
+    C: FnOnce(Scene<F, T::Transport>) -> Fut,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    runtime().block_on(async {
+        let Some(transports) = T::fresh().await else { return };
+        let Some(stores) = F::fresh().await.map(Arc::new) else { return transports.clean().await };
+        let outcome = bounded(case(Scene::over(&stores, transports.transport()))).await;
+        transports.clean().await;
+        stores.clean().await;
         conclude(outcome);
     });
 }

@@ -54,7 +54,7 @@ pub fn ids(rows: &[Row]) -> Vec<String> {
 /// A request for shards of [`SINK`].
 #[must_use]
 pub fn request(holder: &str) -> ClaimRequest {
-    ClaimRequest { sink: SINK.into(), holder: holder.into(), lease: LEASE }
+    ClaimRequest { sink: SINK.into(), holder: holder.into(), lease: LEASE, outage: None }
 }
 
 /// Claims shards of [`SINK`].

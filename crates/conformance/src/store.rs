@@ -193,6 +193,8 @@ macro_rules! store_suite_inbox {
                 a_settled_sink_has_nothing_pending
                 parked_rows_are_listed_with_what_is_known
                 relays_and_free_shards_are_counted
+                an_outage_is_shown_until_it_is_over
+                the_reason_of_an_outage_is_kept_short_and_on_one_line
             ]);
         }
     };

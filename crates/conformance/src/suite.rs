@@ -1,6 +1,6 @@
 //! Turns a fixture type into test functions, one per case.
 
-/// Makes tests of cases. `$on` names the runner for the kind of fixture.
+/// Makes tests of cases. `$on` names the runner for the kind of fixture, or for a pair of them.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! cases {
@@ -12,6 +12,15 @@ macro_rules! cases {
         $(#[test]
         fn $case() {
             $crate::run::$on::<$fixture, _, _>($crate::$area::$topic::$case);
+        })*
+    };
+    ($on:ident, $store:ty => $transport:ty, $area:ident::$topic:ident, [$($case:ident)*]) => {
+        #[allow(unused_imports)]
+        use super::*;
+
+        $(#[test]
+        fn $case() {
+            $crate::run::$on::<$store, $transport, _, _>($crate::$area::$topic::$case);
         })*
     };
 }

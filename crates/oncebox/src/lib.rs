@@ -14,7 +14,8 @@
 //! 4. [`Inbox`]: runs each [`Handler`] once per message; [`Consumer`] feeds it from a [`Subscriber`].
 //! 5. [`Janitor`]: deletes what nobody needs any more.
 //! 6. [`Oncebox`]: all of these in one process.
-//! 7. [`stores`]: the databases. [`memory`]: a store and a transport without any service, for tests.
+//! 7. [`stores`]: the databases. [`transports`]: the brokers. [`memory`]: a store and a transport
+//!    without any service, for tests.
 //! 8. [`Error`] and [`Kind`]: what went wrong and what that costs.
 //!
 //! # Example
@@ -66,12 +67,14 @@
 //!
 //! - `macros` (default): `#[derive(Message)]` and `#[handler]`.
 //! - `sqlite` (default), `postgres`: the stores of that name.
+//! - `rabbitmq`, `nats`, `http`: the transports of that name.
 
 pub use oncebox_core::*;
 pub use oncebox_flow::*;
 
 #[doc(inline)]
 pub use oncebox_stores as stores;
+pub use oncebox_transports as transports;
 
 /// Implements [`Message`](trait@Message) for a type, whose stable name is written next to it.
 ///

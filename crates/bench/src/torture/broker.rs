@@ -121,7 +121,7 @@ impl Tormented {
         let (healed, killer) = (CancellationToken::new(), TaskTracker::new());
         // A node of RabbitMQ takes some seconds to come back; without a life in
         // between, nothing would ever be stored.
-        let (from, to) = if brand == Brand::RabbitMq { (3_000, 12_000) } else { (1_000, 6_000) };
+        let (from, to) = if brand == Brand::RabbitMq { (1_500, 7_000) } else { (1_000, 6_000) };
         let (victim, count, end) = (Arc::clone(&server), Arc::clone(&kills), healed.clone());
         killer.spawn(async move {
             while end.run_until_cancelled(tokio::time::sleep(chance.millis(from, to))).await.is_some() {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use oncebox_core::{HandlerError, Outcome, Store};
+use oncebox_core::{Failure, HandlerError, Outcome, Store};
 use oncebox_flow::{Inbox, Janitor};
 
+use super::carrier::Carrier;
 use super::scene::{EchoBooker, HANDLER, Scene, arrived, entry};
 use crate::dice::Dice;
 use crate::fixture::StoreFixture;
@@ -18,10 +19,9 @@ fn mixed(count: i64) -> Vec<Posted> {
     (0..count).map(|n| if n % 4 == 3 { Posted::unkeyed(n) } else { Posted::on(account(n), n) }).collect()
 }
 
-pub async fn a_committed_message_takes_effect_and_a_rolled_back_one_does_not<F: StoreFixture>(
-    fixture: Arc<F>,
+pub async fn a_committed_message_takes_effect_and_a_rolled_back_one_does_not<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
 ) {
-    let scene = Scene::new(&fixture);
     let _consumer = scene.consume_plainly().await;
     scene.commit(&mixed(10)).await;
     let mut tx = scene.store.begin().await.unwrap();
@@ -33,8 +33,7 @@ pub async fn a_committed_message_takes_effect_and_a_rolled_back_one_does_not<F: 
     scene.check().await;
 }
 
-pub async fn duplicates_take_effect_once<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn duplicates_take_effect_once<F: StoreFixture>(scene: Scene<F>) {
     let booker = scene.booker(HANDLER);
     let runs = booker.runs();
     let inbox = scene.inbox().handler(booker).build().unwrap();
@@ -49,10 +48,9 @@ pub async fn duplicates_take_effect_once<F: StoreFixture>(fixture: Arc<F>) {
     assert_eq!(runs.load(Ordering::SeqCst), 20, "a duplicate does not even run");
 }
 
-pub async fn lost_confirms_double_nothing<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn lost_confirms_double_nothing<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let _consumer = scene.consume_plainly().await;
-    scene.transport.lose_confirms(12);
+    scene.picky.lose_confirms(12);
     scene.commit(&mixed(20)).await;
     let mut relay = scene.relay();
 
@@ -63,11 +61,10 @@ pub async fn lost_confirms_double_nothing<F: StoreFixture>(fixture: Arc<F>) {
     scene.check().await;
 }
 
-pub async fn an_outage_costs_time_and_no_message<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn an_outage_costs_time_and_no_message<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let _consumer = scene.consume_plainly().await;
     scene.commit(&mixed(8)).await;
-    scene.transport.set_down(true);
+    scene.picky.refuse(|_| Some(Failure::destination("the transport is down")));
     let mut relay = scene.relay();
 
     for _ in 0..5 {
@@ -76,15 +73,14 @@ pub async fn an_outage_costs_time_and_no_message<F: StoreFixture>(fixture: Arc<F
         assert!(progress.outage.is_some());
     }
     let status = scene.status().await;
-    scene.transport.set_down(false);
+    scene.picky.accept_all();
     scene.settle(&mut [relay]).await;
 
     assert_eq!(status.sinks[0].pending, 8);
     scene.check().await;
 }
 
-pub async fn reordered_deliveries_keep_the_order_of_keys<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn reordered_deliveries_keep_the_order_of_keys<F: StoreFixture>(scene: Scene<F>) {
     scene.transport.reorder(Some(Dice::seed("reordered")));
     let inbox = scene.inbox().handler(scene.booker(HANDLER)).build().unwrap();
     let _consumer = scene.consume(inbox, 4).await;
@@ -95,8 +91,7 @@ pub async fn reordered_deliveries_keep_the_order_of_keys<F: StoreFixture>(fixtur
     scene.check().await;
 }
 
-pub async fn several_relays_keep_the_order_of_keys<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn several_relays_keep_the_order_of_keys<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let _consumer = scene.consume_plainly().await;
     let mut relays = [scene.relay(), scene.relay(), scene.relay()];
     // Each announces itself, then they share.
@@ -125,8 +120,7 @@ pub async fn several_relays_keep_the_order_of_keys<F: StoreFixture>(fixture: Arc
     scene.check().await;
 }
 
-pub async fn every_handler_takes_effect_on_its_own<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn every_handler_takes_effect_on_its_own<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let steady = scene.booker(HANDLER);
     let (steady_runs, shaky) = (steady.runs(), scene.booker("shaky"));
     let shaky =
@@ -146,16 +140,15 @@ pub async fn every_handler_takes_effect_on_its_own<F: StoreFixture>(fixture: Arc
     assert_eq!(shaky_runs.load(Ordering::SeqCst), 12);
 }
 
-pub async fn what_a_handler_puts_goes_on<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn what_a_handler_puts_goes_on<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let mut booker = scene.booker(HANDLER);
     booker.echoes = true;
     let inbox = scene.inbox().handler(booker).build().unwrap();
     let _first = scene.consume(inbox, 1).await;
     let echoes = Inbox::builder(scene.store.clone(), "echoes").clock(scene.clock.clone());
-    let echoes = echoes.handler(EchoBooker { fixture: Arc::clone(&fixture) }).build().unwrap();
+    let echoes = echoes.handler(EchoBooker { fixture: Arc::clone(&scene.fixture) }).build().unwrap();
     let _second = scene.consume_from("echoes", echoes, 1).await;
-    scene.transport.duplicate_next(10);
+    scene.picky.lose_confirms(10);
     let messages = mixed(6);
     let ids = scene.commit(&messages).await;
     let also = messages.iter().zip(&ids).map(|(message, id)| entry("echo", id, message));
@@ -166,8 +159,7 @@ pub async fn what_a_handler_puts_goes_on<F: StoreFixture>(fixture: Arc<F>) {
     scene.check().await;
 }
 
-pub async fn what_a_failing_handler_puts_does_not_leave<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn what_a_failing_handler_puts_does_not_leave<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let mut booker = scene.booker(HANDLER).acting(|_, _| Err(HandlerError::permanent("no")));
     booker.echoes = true;
     let inbox = scene.inbox().handler(booker).build().unwrap();
@@ -176,11 +168,12 @@ pub async fn what_a_failing_handler_puts_does_not_leave<F: StoreFixture>(fixture
 
     assert!(matches!(outcome, Outcome::Refused { code: "permanent", .. }), "{outcome:?}");
     assert_eq!(scene.status().await.logged, 0);
-    assert!(fixture.effects().await.is_empty());
+    assert!(scene.fixture.effects().await.is_empty());
 }
 
-pub async fn a_scheduled_message_takes_effect_after_its_time<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_scheduled_message_takes_effect_after_its_time<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
     let _consumer = scene.consume_plainly().await;
     let message = Posted::on("red", 1);
     let mut tx = scene.store.begin().await.unwrap();
@@ -192,15 +185,15 @@ pub async fn a_scheduled_message_takes_effect_after_its_time<F: StoreFixture>(fi
     let early = relay.step().await.unwrap();
     scene.clock.advance(Duration::from_secs(3600));
     let due = relay.step().await.unwrap();
+    scene.quiet().await;
 
     assert_eq!((early.promoted, early.published), (0, 0));
     assert_eq!((due.promoted, due.published), (1, 1));
-    assert_eq!(fixture.effects().await, [entry(HANDLER, &id, &message)]);
+    assert_eq!(scene.fixture.effects().await, [entry(HANDLER, &id, &message)]);
 }
 
-pub async fn the_janitor_forgets_and_the_gate_remembers<F: StoreFixture>(fixture: Arc<F>) {
+pub async fn the_janitor_forgets_and_the_gate_remembers<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     const DAY: Duration = Duration::from_secs(24 * 3600);
-    let scene = Scene::new(&fixture);
     let inbox = scene.inbox().handler(scene.booker(HANDLER)).build().unwrap();
     let _consumer = scene.consume(inbox.clone(), 1).await;
     let message = Posted::on("red", 1);
@@ -222,9 +215,8 @@ pub async fn the_janitor_forgets_and_the_gate_remembers<F: StoreFixture>(fixture
     scene.check().await;
 }
 
-pub async fn a_storm_of_faults_loses_and_doubles_nothing<F: StoreFixture>(fixture: Arc<F>) {
+pub async fn a_storm_of_faults_loses_and_doubles_nothing<F: StoreFixture>(scene: Scene<F>) {
     let mut dice = Dice::new(Dice::seed("storm"));
-    let scene = Scene::new(&fixture);
     let unlucky = dice.roll();
     let booker = scene.booker(HANDLER).acting(move |attempt, message| {
         let fails = (unlucky ^ message.sequence.unsigned_abs()).count_ones() % 3;

@@ -8,6 +8,7 @@ use oncebox_core::{HandlerError, Store};
 use oncebox_flow::crash::Reaction;
 use oncebox_flow::{CrashPoint, Probe};
 
+use super::carrier::Carrier;
 use super::scene::{HANDLER, Scene, entry};
 use crate::fixture::StoreFixture;
 use crate::sample::Posted;
@@ -27,8 +28,9 @@ fn messages(start: i64) -> Vec<Posted> {
     (start..start + 6).map(|n| Posted::on(["red", "blue"][usize::try_from(n % 2).unwrap()], n)).collect()
 }
 
-pub async fn a_relay_that_dies_anywhere_loses_and_doubles_nothing<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_relay_that_dies_anywhere_loses_and_doubles_nothing<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
     let _consumer = scene.consume_plainly().await;
     for (start, point) in (0..).step_by(6).zip([CrashPoint::R2, CrashPoint::R5, CrashPoint::R6]) {
         // Whoever worked before is gone for good.
@@ -48,8 +50,9 @@ pub async fn a_relay_that_dies_anywhere_loses_and_doubles_nothing<F: StoreFixtur
     scene.check().await;
 }
 
-pub async fn a_consumer_that_dies_anywhere_loses_and_doubles_nothing<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_consumer_that_dies_anywhere_loses_and_doubles_nothing<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
     let mut relays = [scene.relay()];
     let points = [CrashPoint::C1, CrashPoint::C2, CrashPoint::C3, CrashPoint::C5, CrashPoint::C6];
     for (start, point) in (0..).step_by(6).zip(points) {
@@ -66,8 +69,9 @@ pub async fn a_consumer_that_dies_anywhere_loses_and_doubles_nothing<F: StoreFix
     }
 }
 
-pub async fn a_producer_that_dies_anywhere_leaves_all_or_nothing<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_producer_that_dies_anywhere_leaves_all_or_nothing<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
     let points = [
         (CrashPoint::P1, false),
         (CrashPoint::P2, false),
@@ -78,7 +82,7 @@ pub async fn a_producer_that_dies_anywhere_leaves_all_or_nothing<F: StoreFixture
     for (n, (point, is_committed)) in (0..).zip(points) {
         let (probe, died) = dies_once(point);
         let outbox = scene.outbox.clone().probe(probe);
-        let (fixture, message) = (Arc::clone(&fixture), Posted::unkeyed(n));
+        let (fixture, message) = (Arc::clone(&scene.fixture), Posted::unkeyed(n));
 
         let crashed = outbox
             .transact(move |unit| {

@@ -9,12 +9,17 @@ use oncebox_core::{Envelope, Error, HandlerError, Kind, Outcome, Verdict};
 use oncebox_flow::HandlerOptions;
 use oncebox_flow::inbox::InboxOptions;
 
+use super::carrier::Carrier;
 use super::scene::{Booker, HANDLER, Scene, arrived, swift};
 use crate::fixture::StoreFixture;
 use crate::sample::Posted;
 
 /// Sends three messages of one account through a consumer with this handler.
-async fn through<F: StoreFixture>(scene: &Scene<F>, booker: Booker<F>, retry: RetryPolicy) -> usize {
+async fn through<F: StoreFixture, T: Carrier>(
+    scene: &Scene<F, T>,
+    booker: Booker<F>,
+    retry: RetryPolicy,
+) -> usize {
     let runs = booker.runs();
     let inbox = scene.inbox().handler(booker).retry(retry).build().unwrap();
     let consumer = scene.consume(inbox, 1).await;
@@ -29,8 +34,9 @@ fn spoiled<F>(booker: Booker<F>, fail: fn() -> Result<(), HandlerError>) -> Book
     booker.acting(move |_, message| if message.sequence == 2 { fail() } else { Ok(()) })
 }
 
-pub async fn a_failing_message_is_tried_as_often_as_allowed_and_buried<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_failing_message_is_tried_as_often_as_allowed_and_buried<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
     let booker = spoiled(scene.booker(HANDLER), || Err(HandlerError::retry("never")));
 
     let runs = through(&scene, booker, RetryPolicy { max_attempts: Some(4), ..swift() }).await;
@@ -41,8 +47,9 @@ pub async fn a_failing_message_is_tried_as_often_as_allowed_and_buried<F: StoreF
     assert_eq!((status.dead_letters, status.markers), (1, 2), "a failed message leaves no marker");
 }
 
-pub async fn a_message_that_fails_at_first_takes_effect_once<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_message_that_fails_at_first_takes_effect_once<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
     let booker = scene.booker(HANDLER).acting(|attempt, message| match (attempt, message.sequence) {
         (1, 1) => Err(HandlerError::retry("later")),
         (2, 1) => Err(HandlerError::retry_after(Duration::from_millis(1), "a little later")),
@@ -56,8 +63,7 @@ pub async fn a_message_that_fails_at_first_takes_effect_once<F: StoreFixture>(fi
     assert_eq!(scene.status().await.dead_letters, 0);
 }
 
-pub async fn a_permanent_failure_is_buried_at_once<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_permanent_failure_is_buried_at_once<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let booker = spoiled(scene.booker(HANDLER), || Err(HandlerError::permanent("never")));
 
     let runs = through(&scene, booker, swift()).await;
@@ -67,8 +73,7 @@ pub async fn a_permanent_failure_is_buried_at_once<F: StoreFixture>(fixture: Arc
     assert_eq!(scene.status().await.dead_letters, 1);
 }
 
-pub async fn a_panic_is_a_failure_of_its_message_only<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_panic_is_a_failure_of_its_message_only<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let booker = spoiled(scene.booker(HANDLER), || panic!("on purpose"));
 
     let runs = through(&scene, booker, RetryPolicy { max_attempts: Some(2), ..swift() }).await;
@@ -78,8 +83,7 @@ pub async fn a_panic_is_a_failure_of_its_message_only<F: StoreFixture>(fixture: 
     assert_eq!(scene.status().await.dead_letters, 1);
 }
 
-pub async fn a_handler_that_takes_too_long_leaves_nothing<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_handler_that_takes_too_long_leaves_nothing<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let options = HandlerOptions { timeout: Some(Duration::from_millis(30)), ..HandlerOptions::default() };
     let endless = Endless { booker: scene.booker(HANDLER).options(options) };
     let inbox = scene.inbox().handler(endless).build().unwrap();
@@ -87,7 +91,7 @@ pub async fn a_handler_that_takes_too_long_leaves_nothing<F: StoreFixture>(fixtu
     let outcome = inbox.receive(arrived("1", &Posted::unkeyed(1)), 1).await.single().unwrap();
 
     assert!(matches!(outcome, Outcome::Failed { .. }), "{outcome:?}");
-    assert!(fixture.effects().await.is_empty());
+    assert!(scene.fixture.effects().await.is_empty());
     assert_eq!(scene.status().await.markers, 0);
 }
 
@@ -117,8 +121,7 @@ impl<F: StoreFixture> oncebox_flow::Handler<<F::Store as oncebox_core::Store>::T
     }
 }
 
-pub async fn an_undecodable_message_is_buried<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn an_undecodable_message_is_buried<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let inbox = scene.inbox().handler(scene.booker(HANDLER)).build().unwrap();
     let broken = Envelope { payload: b"{\"account\":".to_vec(), ..arrived("1", &Posted::unkeyed(1)) };
 
@@ -130,8 +133,7 @@ pub async fn an_undecodable_message_is_buried<F: StoreFixture>(fixture: Arc<F>) 
     assert_eq!(scene.status().await.dead_letters, 1);
 }
 
-pub async fn an_unknown_type_is_buried_or_ignored<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn an_unknown_type_is_buried_or_ignored<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let unknown = Envelope { kind: "nobody.knows".into(), ..arrived("1", &Posted::unkeyed(1)) };
     let ignoring = InboxOptions { ignore_unknown: true, ..InboxOptions::default() };
     let lenient = scene.inbox().handler(scene.booker(HANDLER)).options(ignoring).build().unwrap();
@@ -145,8 +147,7 @@ pub async fn an_unknown_type_is_buried_or_ignored<F: StoreFixture>(fixture: Arc<
     assert_eq!((ignored, scene.status().await.dead_letters), (0, 1));
 }
 
-pub async fn the_databases_troubles_spend_no_attempt<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn the_databases_troubles_spend_no_attempt<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let troubles = [Kind::Unavailable, Kind::Busy, Kind::CommitUnknown];
     let booker = scene.booker(HANDLER);
     let runs = booker.runs();
@@ -168,4 +169,16 @@ pub async fn the_databases_troubles_spend_no_attempt<F: StoreFixture>(fixture: A
     assert_eq!(runs.load(Ordering::SeqCst), 4);
     scene.check().await;
     assert_eq!(scene.status().await.dead_letters, 0);
+}
+
+pub async fn an_undecodable_message_on_the_wire_holds_up_no_other<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
+    let _consumer = scene.consume_plainly().await;
+    let broken = Envelope { payload: b"{\"account\":".to_vec(), ..arrived("1", &Posted::on("red", 1)) };
+
+    scene.send(&[broken, arrived("2", &Posted::on("red", 2))]).await;
+
+    assert_eq!(scene.sequences().await, [2]);
+    assert_eq!(scene.status().await.dead_letters, 1);
 }

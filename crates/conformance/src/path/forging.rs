@@ -1,7 +1,6 @@
 //! Only what a producer signed takes effect, and what somebody else wrote in
 //! its name does not get in its way.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use oncebox_core::signature::HEADER;
@@ -9,6 +8,7 @@ use oncebox_core::{Envelope, KeySelector, Keyring, Kind, Message, Outcome, Verdi
 use oncebox_flow::inbox::InboxOptions;
 use oncebox_flow::{HandlerOptions, Inbox, Janitor, Relay, Signing};
 
+use super::carrier::Carrier;
 use super::scene::{HANDLER, Scene, arrived, swift};
 use crate::fixture::{StoreFixture, kind};
 use crate::sample::{Posted, moment};
@@ -24,7 +24,7 @@ fn signed(id: &str, message: &Posted) -> Envelope {
     envelope
 }
 
-fn verifying<F: StoreFixture>(scene: &Scene<F>) -> Inbox<F::Store> {
+fn verifying<F: StoreFixture, T: Carrier>(scene: &Scene<F, T>) -> Inbox<F::Store> {
     scene.inbox().handler(scene.booker(HANDLER)).verify(ring()).build().unwrap()
 }
 
@@ -36,8 +36,7 @@ async fn refusal<F: StoreFixture>(inbox: &Inbox<F::Store>, envelope: Envelope) -
     }
 }
 
-pub async fn what_is_signed_on_its_way_out_takes_effect<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn what_is_signed_on_its_way_out_takes_effect<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let _consumer = scene.consume(verifying(&scene), 1).await;
     let relay = Relay::builder(scene.store.clone(), Signing::new(scene.picky.clone(), ring()));
     let mut relays = [relay.clock(scene.clock.clone()).build().unwrap()];
@@ -49,8 +48,7 @@ pub async fn what_is_signed_on_its_way_out_takes_effect<F: StoreFixture>(fixture
     assert_eq!(scene.status().await.dead_letters, 0);
 }
 
-pub async fn a_forged_id_does_not_suppress_the_real_message<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_forged_id_does_not_suppress_the_real_message<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let inbox = verifying(&scene);
     let (real, body) = (signed("1", &Posted::on("red", 1)), Posted::on("red", 666).encode().unwrap());
     let unsigned = Envelope { headers: Default::default(), ..real.clone() };
@@ -70,7 +68,7 @@ pub async fn a_forged_id_does_not_suppress_the_real_message<F: StoreFixture>(fix
     assert_eq!(scene.status().await.dead_letters, 2);
 }
 
-pub async fn an_altered_message_is_quarantined<F: StoreFixture>(fixture: Arc<F>) {
+pub async fn an_altered_message_is_quarantined<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     type Alter = fn(&mut Envelope);
     let alterations: [Alter; 6] = [
         |e| e.payload.push(b' '),
@@ -80,7 +78,6 @@ pub async fn an_altered_message_is_quarantined<F: StoreFixture>(fixture: Arc<F>)
         |e| e.key = None,
         |e| e.time = Some(moment(1)),
     ];
-    let scene = Scene::new(&fixture);
     let inbox = verifying(&scene);
 
     for alter in alterations {
@@ -98,8 +95,9 @@ pub async fn an_altered_message_is_quarantined<F: StoreFixture>(fixture: Arc<F>)
     assert!(scene.sequences().await.is_empty());
 }
 
-pub async fn an_unsigned_message_is_refused_where_signatures_are_required<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn an_unsigned_message_is_refused_where_signatures_are_required<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
     let inbox = verifying(&scene);
     let message = Posted::unkeyed(1);
     let with = |value: &str| {
@@ -125,8 +123,9 @@ pub async fn an_unsigned_message_is_refused_where_signatures_are_required<F: Sto
     assert_eq!((status.markers, status.dead_letters), (0, 1));
 }
 
-pub async fn a_type_nobody_takes_is_ignored_before_it_is_verified<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_type_nobody_takes_is_ignored_before_it_is_verified<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
     let options = InboxOptions { ignore_unknown: true, retry: swift(), ..InboxOptions::default() };
     let inbox = scene.inbox().options(options).handler(scene.booker(HANDLER)).verify(ring()).build().unwrap();
     let foreign = Envelope { kind: "of.another.service".into(), ..arrived("1", &Posted::unkeyed(1)) };
@@ -135,8 +134,7 @@ pub async fn a_type_nobody_takes_is_ignored_before_it_is_verified<F: StoreFixtur
     assert_eq!(scene.status().await.dead_letters, 0);
 }
 
-pub async fn a_replay_is_too_old_once_its_marker_is_gone<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_replay_is_too_old_once_its_marker_is_gone<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let inbox = verifying(&scene);
     let janitor = Janitor::new(scene.store.clone()).clock(scene.clock.clone()).markers(inbox.retentions());
     let real = signed("1", &Posted::unkeyed(1));
@@ -159,8 +157,9 @@ pub async fn a_replay_is_too_old_once_its_marker_is_gone<F: StoreFixture>(fixtur
     assert_eq!(scene.sequences().await, [1]);
 }
 
-pub async fn a_key_that_a_signature_does_not_cover_is_a_mistake<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_key_that_a_signature_does_not_cover_is_a_mistake<F: StoreFixture, T: Carrier>(
+    scene: Scene<F, T>,
+) {
     let build = |selector: KeySelector| {
         let options = HandlerOptions { selector, ..HandlerOptions::default() };
         scene.inbox().handler(scene.booker(HANDLER).options(options)).verify(ring()).build()
@@ -175,4 +174,17 @@ pub async fn a_key_that_a_signature_does_not_cover_is_a_mistake<F: StoreFixture>
         assert_eq!(kind(build(selector.clone())), Some(Kind::Config), "{selector}");
     }
     assert!(build(KeySelector::Composite(vec![KeySelector::MessageId])).is_ok());
+}
+
+pub async fn what_is_forged_on_the_wire_is_quarantined<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
+    let _consumer = scene.consume(verifying(&scene), 1).await;
+    let body = Posted::on("red", 666).encode().unwrap();
+    let altered = Envelope { payload: body, ..signed("1", &Posted::on("red", 1)) };
+    let unsigned = arrived("2", &Posted::on("red", 2));
+
+    scene.send(&[altered, unsigned, signed("3", &Posted::on("red", 3))]).await;
+
+    assert_eq!(scene.sequences().await, [3]);
+    let status = scene.status().await;
+    assert_eq!((status.markers, status.dead_letters), (1, 2));
 }

@@ -7,6 +7,7 @@ use oncebox_core::{Envelope, KeySelector, Message, MissingId, Outcome};
 use oncebox_flow::{HandlerOptions, Inbox};
 use tokio::task::JoinSet;
 
+use super::carrier::Carrier;
 use super::scene::{HANDLER, Scene, arrived};
 use crate::fixture::StoreFixture;
 use crate::sample::Posted;
@@ -23,8 +24,8 @@ async fn outcome<F: StoreFixture>(inbox: &Inbox<F::Store>, envelope: Envelope) -
     }
 }
 
-fn inbox_of<F: StoreFixture>(
-    scene: &Scene<F>,
+fn inbox_of<F: StoreFixture, T: Carrier>(
+    scene: &Scene<F, T>,
     selector: KeySelector,
     missing_id: MissingId,
 ) -> Inbox<F::Store> {
@@ -32,8 +33,7 @@ fn inbox_of<F: StoreFixture>(
     scene.inbox().handler(scene.booker(HANDLER).options(options)).build().unwrap()
 }
 
-pub async fn another_body_under_a_handled_id_is_refused<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn another_body_under_a_handled_id_is_refused<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let inbox = inbox_of(&scene, KeySelector::MessageId, MissingId::Reject);
 
     assert_eq!(outcome::<F>(&inbox, arrived("1", &Posted::unkeyed(1))).await, "done");
@@ -45,8 +45,7 @@ pub async fn another_body_under_a_handled_id_is_refused<F: StoreFixture>(fixture
     assert_eq!(scene.status().await.dead_letters, 1);
 }
 
-pub async fn a_message_without_id_is_treated_as_chosen<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_message_without_id_is_treated_as_chosen<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let cases = [
         (MissingId::Reject, ["missing_id", "missing_id", "missing_id"]),
         (MissingId::AllowUnkeyed, ["done", "done", "done"]),
@@ -63,7 +62,7 @@ pub async fn a_message_without_id_is_treated_as_chosen<F: StoreFixture>(fixture:
     assert_eq!(scene.sequences().await, [1, 1, 2, 1, 2]);
 }
 
-pub async fn a_selector_tells_messages_apart<F: StoreFixture>(fixture: Arc<F>) {
+pub async fn a_selector_tells_messages_apart<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let with = |id: &str, key: &str| Envelope {
         headers: [("x-key".to_owned(), key.to_owned())].into(),
         correlation_id: Some(key.into()),
@@ -81,7 +80,6 @@ pub async fn a_selector_tells_messages_apart<F: StoreFixture>(fixture: Arc<F>) {
         ),
         ("by-own", custom),
     ];
-    let scene = Scene::new(&fixture);
 
     for (handler, selector) in selectors {
         let options = HandlerOptions { selector, ..HandlerOptions::default() };
@@ -93,8 +91,7 @@ pub async fn a_selector_tells_messages_apart<F: StoreFixture>(fixture: Arc<F>) {
     }
 }
 
-pub async fn a_business_key_tells_messages_apart<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_business_key_tells_messages_apart<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let mut booker = scene.booker(HANDLER);
     booker.keyed_by_account = true;
     let inbox = scene.inbox().handler(booker).build().unwrap();
@@ -110,8 +107,7 @@ pub async fn a_business_key_tells_messages_apart<F: StoreFixture>(fixture: Arc<F
     );
 }
 
-pub async fn tenants_and_sources_have_ids_of_their_own<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn tenants_and_sources_have_ids_of_their_own<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let inbox = inbox_of(&scene, KeySelector::MessageId, MissingId::Reject);
     let plain = arrived("1", &Posted::unkeyed(1));
     let of_tenant = Envelope { tenant: "t".into(), ..plain.clone() };
@@ -125,8 +121,7 @@ pub async fn tenants_and_sources_have_ids_of_their_own<F: StoreFixture>(fixture:
     }
 }
 
-pub async fn a_duplicate_gets_the_stored_reply<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn a_duplicate_gets_the_stored_reply<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let inbox = inbox_of(&scene, KeySelector::MessageId, MissingId::Reject);
     let message = Posted::on("red", 7);
 
@@ -138,8 +133,7 @@ pub async fn a_duplicate_gets_the_stored_reply<F: StoreFixture>(fixture: Arc<F>)
     assert_eq!(again, Some(Outcome::Duplicate { result }));
 }
 
-pub async fn copies_at_the_same_moment_run_once<F: StoreFixture>(fixture: Arc<F>) {
-    let scene = Scene::new(&fixture);
+pub async fn copies_at_the_same_moment_run_once<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
     let mut tasks = JoinSet::new();
     let mut runs = Vec::new();
     // Two inboxes are two processes to each other: only the marker stands between them.
@@ -158,5 +152,32 @@ pub async fn copies_at_the_same_moment_run_once<F: StoreFixture>(fixture: Arc<F>
     assert_eq!(done, 1, "{outcomes:?}");
     assert!(outcomes.iter().all(|outcome| ["done", "duplicate", "busy"].contains(outcome)), "{outcomes:?}");
     assert_eq!(runs.iter().map(|runs| runs.load(Ordering::SeqCst)).sum::<usize>(), 1);
-    assert_eq!(fixture.effects().await.len(), 1);
+    assert_eq!(scene.fixture.effects().await.len(), 1);
+}
+
+pub async fn tenants_and_sources_stay_apart_on_the_wire<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
+    let _consumer = scene.consume_plainly().await;
+    let plain = arrived("1", &Posted::unkeyed(1));
+    let of_tenant = Envelope { tenant: "t".into(), ..arrived("1", &Posted::unkeyed(2)) };
+    let of_source = Envelope { source: "another".into(), ..arrived("1", &Posted::unkeyed(3)) };
+    let all = [plain, of_tenant, of_source];
+
+    scene.send(&all).await;
+    scene.send(&all).await;
+
+    let mut sequences = scene.sequences().await;
+    sequences.sort_unstable();
+    assert_eq!(sequences, [1, 2, 3]);
+    assert_eq!(scene.status().await.dead_letters, 0);
+}
+
+pub async fn another_body_on_the_wire_takes_no_effect<F: StoreFixture, T: Carrier>(scene: Scene<F, T>) {
+    let _consumer = scene.consume_plainly().await;
+
+    scene.send(&[arrived("1", &Posted::unkeyed(1))]).await;
+    scene.send(&[arrived("1", &Posted::unkeyed(2))]).await;
+
+    // A broker that knows duplicates by their id drops it; any other leaves it to the inbox.
+    assert_eq!(scene.sequences().await, [1]);
+    assert_eq!(scene.status().await.markers, 1);
 }

@@ -1,16 +1,12 @@
 //! A producer, a transport and consumers around one store.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncebox_core::inspect::{Inspect, Status};
-use oncebox_core::log::LaneKey;
 use oncebox_core::verdict::RetryPolicy;
-use oncebox_core::{
-    Backoff, Envelope, Failure, HandlerError, HandlerKey, Message, Publisher, Result, Store, Subscriber,
-};
+use oncebox_core::{Backoff, Envelope, HandlerError, HandlerKey, Message, Publisher, Result, Store};
 use oncebox_flow::inbox::InboxBuilder;
 use oncebox_flow::memory::MemoryTransport;
 use oncebox_flow::relay::RelayBuilder;
@@ -18,28 +14,32 @@ use oncebox_flow::{Clock, Consumer, Context, Handler, HandlerOptions, Inbox, Out
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::carrier::{Carrier, Picky, Watch, WatchedFeed};
 use crate::fixture::StoreFixture;
 use crate::ledger::{Entry, Ledger};
 use crate::sample::{DESTINATION, Posted, SOURCE, moment};
 
 /// The handler of most cases.
 pub const HANDLER: &str = "book";
+/// The group of all consumers.
+pub const GROUP: &str = "group";
 /// Passes of all relays after which everything must be settled.
 const ROUNDS: usize = 300;
 
 /// A relay of the path suite.
-pub type SceneRelay<F> = Relay<<F as StoreFixture>::Store, Picky>;
+pub type SceneRelay<F, T = MemoryTransport> = Relay<<F as StoreFixture>::Store, Picky<T>>;
 
 /// Everything around one store.
-pub struct Scene<F: StoreFixture> {
+pub struct Scene<F: StoreFixture, T = MemoryTransport> {
     /// The fixture below.
     pub fixture: Arc<F>,
     /// Its store.
     pub store: F::Store,
-    /// What carries the messages, and misbehaves on demand.
-    pub transport: MemoryTransport,
+    /// What carries the messages; the in-process one misbehaves on demand.
+    pub transport: T,
     /// What the relay publishes to: the transport, with refusals.
-    pub picky: Picky,
+    pub picky: Picky<T>,
+    watch: Option<Watch>,
     /// The time, moved by the relay loop.
     pub clock: Clock,
     /// The producer's outbox.
@@ -49,16 +49,24 @@ pub struct Scene<F: StoreFixture> {
 }
 
 impl<F: StoreFixture> Scene<F> {
-    /// A scene whose time stands still.
+    /// A scene over the in-process transport. It confirms what was handled, so
+    /// there is nothing to wait for after a confirm.
     pub fn new(fixture: &Arc<F>) -> Self {
-        let (store, clock) = (fixture.store(), Clock::manual(moment(0)));
-        let transport = MemoryTransport::new();
+        Self { watch: None, ..Self::over(fixture, MemoryTransport::new()) }
+    }
+}
+
+impl<F: StoreFixture, T: Carrier> Scene<F, T> {
+    /// A scene whose time stands still.
+    pub fn over(fixture: &Arc<F>, transport: T) -> Self {
+        let (store, clock, watch) = (fixture.store(), Clock::manual(moment(0)), Watch::default());
         Self {
             fixture: Arc::clone(fixture),
             outbox: Outbox::new(store.clone()).source(SOURCE).clock(clock.clone()),
-            picky: Picky { inner: transport.clone(), refused: Arc::default() },
+            picky: Picky::new(transport.clone(), watch.clone()),
             store,
             transport,
+            watch: Some(watch),
             clock,
             committed: Mutex::default(),
         }
@@ -102,7 +110,8 @@ impl<F: StoreFixture> Scene<F> {
 
     /// The same from another destination.
     pub async fn consume_from(&self, from: &str, inbox: Inbox<F::Store>, concurrency: usize) -> Running {
-        let feed = self.transport.subscribe(from, "group").await.unwrap();
+        let inner = self.transport.subscribe(from, GROUP).await.unwrap();
+        let feed = WatchedFeed { inner, watch: self.watch.clone().unwrap_or_default() };
         let stop = CancellationToken::new();
         let consumer = Consumer::new(inbox, feed).concurrency(concurrency);
         Running { task: tokio::spawn(consumer.run(stop.clone())), stop }
@@ -115,7 +124,7 @@ impl<F: StoreFixture> Scene<F> {
     }
 
     /// A relay to be configured, retrying refused messages within seconds of the scene's time.
-    pub fn relay_builder(&self) -> RelayBuilder<F::Store, Picky> {
+    pub fn relay_builder(&self) -> RelayBuilder<F::Store, Picky<T>> {
         let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(2) };
         Relay::builder(self.store.clone(), self.picky.clone()).clock(self.clock.clone()).retry(RetryPolicy {
             max_attempts: Some(3),
@@ -125,7 +134,7 @@ impl<F: StoreFixture> Scene<F> {
     }
 
     /// A relay.
-    pub fn relay(&self) -> SceneRelay<F> {
+    pub fn relay(&self) -> SceneRelay<F, T> {
         self.relay_builder().build().unwrap()
     }
 
@@ -142,11 +151,29 @@ impl<F: StoreFixture> Scene<F> {
                 relay.step().await.ok();
             }
             if is_settled(&self.status().await) {
-                return;
+                self.quiet().await;
+                // What was handled may have put something on.
+                if is_settled(&self.status().await) {
+                    return;
+                }
             }
             self.clock.advance(Duration::from_secs(1));
         }
         panic!("not settled after {ROUNDS} rounds: {:?}", self.status().await);
+    }
+
+    /// Waits until what was confirmed is handled, and nothing more comes.
+    pub async fn quiet(&self) {
+        if let Some(watch) = &self.watch {
+            watch.quiet().await;
+        }
+    }
+
+    /// Sends messages past the outbox, as somebody else might, and waits until they are handled.
+    pub async fn send(&self, messages: &[Envelope]) {
+        let confirmed = self.picky.publish(messages).await;
+        assert!(confirmed.iter().all(Result::is_ok), "{confirmed:?}");
+        self.quiet().await;
     }
 
     /// Counts of the store.
@@ -315,52 +342,5 @@ impl<F: StoreFixture> Handler<<F::Store as Store>::Tx> for EchoBooker<F> {
         // Booked under what caused it: the chain is in the ledger.
         let cause = cx.envelope().causation_id.clone().unwrap_or_default();
         self.fixture.effect(cx.tx(), &entry("echo", &cause, &message.0)).await
-    }
-}
-
-type Refuse = dyn Fn(&Envelope) -> Option<Failure> + Send + Sync;
-
-/// A transport that refuses what it is told to.
-#[derive(Clone)]
-pub struct Picky {
-    inner: MemoryTransport,
-    refused: Arc<Mutex<Option<Box<Refuse>>>>,
-}
-
-impl Picky {
-    /// Refuses from here on what `refuse` says.
-    pub fn refuse(&self, refuse: impl Fn(&Envelope) -> Option<Failure> + Send + Sync + 'static) {
-        *self.refused.lock().unwrap() = Some(Box::new(refuse));
-    }
-
-    /// Refuses nothing any more.
-    pub fn accept_all(&self) {
-        *self.refused.lock().unwrap() = None;
-    }
-
-    fn judge(&self, batch: &[Envelope]) -> Vec<Option<Failure>> {
-        let refused = self.refused.lock().unwrap();
-        let Some(refuse) = refused.as_ref() else { return vec![None; batch.len()] };
-        let mut halted: HashSet<LaneKey> = HashSet::new();
-        let judge = |envelope: &Envelope| {
-            let lane = LaneKey::of(envelope);
-            if lane.as_ref().is_some_and(|lane| halted.contains(lane)) {
-                return Some(Failure::unknown("an earlier message of its key was refused"));
-            }
-            let failure = refuse(envelope);
-            halted.extend(lane.filter(|_| failure.is_some()));
-            failure
-        };
-        batch.iter().map(judge).collect()
-    }
-}
-
-impl Publisher for Picky {
-    async fn publish(&self, batch: &[Envelope]) -> Vec<Result<(), Failure>> {
-        let judged = self.judge(batch);
-        let accepted = batch.iter().zip(&judged).filter(|(_, failure)| failure.is_none());
-        let accepted: Vec<Envelope> = accepted.map(|(envelope, _)| envelope.clone()).collect();
-        let mut sent = self.inner.publish(&accepted).await.into_iter();
-        judged.into_iter().map(|failure| failure.map_or_else(|| sent.next().unwrap(), Err)).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use oncebox_core::handler::MessageKey;
 use oncebox_core::inspect::{Inspect, SinkStatus, Status};
-use oncebox_core::log::{ClaimRequest, Parking, Settlement};
+use oncebox_core::log::{ClaimRequest, MAX_OUTAGE, Parking, Settlement};
 use oncebox_core::store::{Burial, Mark};
 use oncebox_core::{Dedup, Digest, Envelope, Mailbox, Store};
 
@@ -89,6 +89,9 @@ pub async fn parked_rows_are_listed_with_what_is_known<F: StoreFixture>(fixture:
     assert_eq!(listed[0].kind, plain("3").kind);
     assert_eq!((listed[0].sink.as_str(), listed[0].reason.as_deref()), ("sink", Some("refused")));
     assert_eq!(store.parked(2).await.unwrap(), listed[..2]);
+    assert_eq!(store.dead(None, 10).await.unwrap(), listed[..1]);
+    assert_eq!(store.dead(Some("sink"), 10).await.unwrap(), listed[..1]);
+    assert_eq!(store.dead(Some("other"), 10).await.unwrap(), []);
 }
 
 pub async fn relays_and_free_shards_are_counted<F: StoreFixture>(fixture: Arc<F>) {
@@ -110,6 +113,43 @@ pub async fn relays_and_free_shards_are_counted<F: StoreFixture>(fixture: Arc<F>
     assert_eq!((only_sink(&one).relays, only_sink(&one).unowned_shards), (1, 8));
     let past = past.sinks.iter().find(|sink| sink.sink == "past").unwrap();
     assert_eq!((past.relays, past.unowned_shards), (0, 8));
+}
+
+pub async fn an_outage_is_shown_until_it_is_over<F: StoreFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let because =
+        |holder: &str, reason: &str| ClaimRequest { outage: Some(reason.into()), ..request(holder) };
+    let shown = async || only_sink(&store.status().await.unwrap()).outage.clone();
+    // One whose lease is over knows nothing of now.
+    store.claim(&because("gone", "long ago"), at(0)).await.unwrap();
+    let before = shown().await;
+    store.claim(&because("a", "no route to host"), None).await.unwrap();
+    store.claim(&request("b"), None).await.unwrap();
+    let first = shown().await;
+    store.claim(&because("a", "login refused"), None).await.unwrap();
+    let changed = shown().await;
+    store.claim(&request("a"), None).await.unwrap();
+    let over = shown().await;
+    store.claim(&because("b", "no route to host"), None).await.unwrap();
+    store.release("sink", "b").await.unwrap();
+    let released = shown().await;
+
+    assert_eq!(before, None);
+    assert_eq!(first.as_deref(), Some("no route to host"), "though another relay met nothing");
+    assert_eq!(changed.as_deref(), Some("login refused"));
+    assert_eq!((over, released), (None, None));
+}
+
+pub async fn the_reason_of_an_outage_is_kept_short_and_on_one_line<F: StoreFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let reason = format!("a\0b\r\nc\u{1b}[2J {}", "ü".repeat(10_000));
+
+    store.claim(&ClaimRequest { outage: Some(reason), ..request("a") }, None).await.unwrap();
+    let status = store.status().await.unwrap();
+
+    let shown = only_sink(&status).outage.clone().unwrap();
+    assert!(shown.starts_with("a\u{fffd}b\u{fffd}\u{fffd}c\u{fffd}[2J ü"), "{shown}");
+    assert_eq!(shown.chars().count(), MAX_OUTAGE);
 }
 
 fn only_sink(status: &Status) -> &SinkStatus {

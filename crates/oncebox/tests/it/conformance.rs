@@ -1,11 +1,15 @@
 //! Every store and transport passes the same suites.
 
+mod pairs;
 pub(crate) mod postgres;
 pub(crate) mod sqlite;
 
+use oncebox::Order;
 use oncebox_conformance::{
     MemoryFixture, MemoryTransportFixture, StoreFixture, TransportFixture, capabilities,
 };
+use oncebox_transports::nats::Nats;
+use oncebox_transports::rabbitmq::RabbitMq;
 
 mod memory {
     mod store {
@@ -27,7 +31,14 @@ fn the_capabilities_page_equals_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/capabilities.md");
     let stores =
         [MemoryFixture::GUARANTEES, sqlite::SqliteFixture::GUARANTEES, postgres::PostgresFixture::GUARANTEES];
-    let page = capabilities::page(&stores, &[MemoryTransportFixture::CAPABILITIES]);
+    let transports = [
+        MemoryTransportFixture::CAPABILITIES,
+        RabbitMq::CAPABILITIES,
+        RabbitMq::SINGLE_ACTIVE,
+        Nats::capabilities(Order::None),
+        Nats::capabilities(Order::SingleActive),
+    ];
+    let page = capabilities::page(&stores, &transports);
     if std::env::var_os("ONCEBOX_BLESS").is_some() {
         std::fs::write(path, &page).unwrap();
     }

@@ -11,7 +11,7 @@ use sqlx::AssertSqlSafe;
 use super::ground::{self, Caught, assert_works, drain, drop_schema, put, run};
 
 fn claim(sink: &str) -> ClaimRequest {
-    ClaimRequest { sink: sink.into(), holder: "looker".into(), lease: Duration::from_secs(30) }
+    ClaimRequest { sink: sink.into(), holder: "looker".into(), lease: Duration::from_secs(30), outage: None }
 }
 
 /// Relays past `unreadable` rows, which end up dead, whatever is done to them

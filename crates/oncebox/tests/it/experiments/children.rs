@@ -169,6 +169,8 @@ async fn remember_in_vain<F: StoreFixture>(fixture: &F, mut feed: impl Feed) {
             fixture.effect(&mut tx, &operation(HANDLER, &message)).await.unwrap();
             store.commit(tx).await.unwrap();
         }
+        // The moment between commit and answer, drawn out for a kill to find it.
+        tokio::time::sleep(Duration::from_millis(10)).await;
         ack.ack().await.ok();
     }
 }

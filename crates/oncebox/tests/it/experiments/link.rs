@@ -21,14 +21,14 @@ pub(super) const CONFIRM_TIMEOUT: Duration = Duration::from_millis(1_000);
 
 /// Where a broker is, and under which names its things are ours.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
-    pub(super) url: String,
+pub(crate) struct Place {
+    pub(crate) url: String,
     /// The exchange, or the prefix of all subjects.
-    pub(super) name: String,
+    pub(crate) name: String,
 }
 
 impl Place {
-    pub(super) fn new(url: String) -> Self {
+    pub(crate) fn new(url: String) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -36,14 +36,14 @@ impl Place {
     }
 
     /// On the server that all tests share.
-    pub(super) fn shared<L: Link>() -> Option<Self> {
+    pub(crate) fn shared<L: Link>() -> Option<Self> {
         let case = std::thread::current().name().unwrap_or("an experiment").to_owned();
         service_url(L::SHARED, &case).map(Self::new)
     }
 }
 
 /// One kind of broker.
-pub(super) trait Link: Send + Sync + 'static {
+pub(crate) trait Link: Send + Sync + 'static {
     type Transport: Publisher + Subscriber + Clone;
     const BRAND: Brand;
     /// The variable that names the shared server.
@@ -55,11 +55,11 @@ pub(super) trait Link: Send + Sync + 'static {
     fn clean(place: &Place) -> impl Future<Output = ()> + Send;
 }
 
-pub(super) struct RabbitLink;
-pub(super) struct NatsLink;
+pub(crate) struct RabbitLink;
+pub(crate) struct NatsLink;
 
 impl RabbitLink {
-    pub(super) fn options(place: &Place) -> RabbitMqOptions {
+    pub(crate) fn options(place: &Place) -> RabbitMqOptions {
         let options = RabbitMqOptions::from_url(&place.url).unwrap().exchange(&place.name);
         options.confirm_timeout(CONFIRM_TIMEOUT).heartbeat(Duration::from_secs(2))
     }
@@ -69,7 +69,7 @@ impl RabbitLink {
         format!("{}.{DESTINATION}.{GROUP}", place.name)
     }
 
-    pub(super) async fn channel(place: &Place) -> Channel {
+    pub(crate) async fn channel(place: &Place) -> Channel {
         let connection = Connection::connect(&place.url, ConnectionProperties::default()).await.unwrap();
         connection.create_channel().await.unwrap()
     }
@@ -92,7 +92,7 @@ impl Link for RabbitLink {
 }
 
 impl NatsLink {
-    pub(super) fn options(place: &Place) -> NatsOptions {
+    pub(crate) fn options(place: &Place) -> NatsOptions {
         let options = NatsOptions::from_url(&place.url).unwrap().prefix(&place.name);
         options.confirm_timeout(CONFIRM_TIMEOUT).ack_wait(Duration::from_secs(1))
     }
@@ -101,7 +101,7 @@ impl NatsLink {
         format!("{}.{DESTINATION}", place.name)
     }
 
-    pub(super) async fn context(place: &Place) -> jetstream::Context {
+    pub(crate) async fn context(place: &Place) -> jetstream::Context {
         let (login, host) =
             place.url.trim_start_matches("nats://").rsplit_once('@').unwrap_or(("", &place.url));
         let (user, password) = login.split_once(':').unwrap_or_default();

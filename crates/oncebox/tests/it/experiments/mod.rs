@@ -6,7 +6,7 @@ mod booking;
 mod children;
 mod crowd;
 mod kills;
-mod link;
+pub(crate) mod link;
 mod sabotaged;
 
 mod f01_relay_kill;
