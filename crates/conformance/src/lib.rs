@@ -19,6 +19,7 @@
 //! - [`differential`]: random operations on a store and on the memory store at once.
 //! - [`capabilities`]: the table in the reference, from the same values.
 //! - [`proxy`]: a network that fails on demand. [`ailing`]: a store that does. [`server`]: a broker to kill.
+//! - [`sabotage`]: the protocol broken on purpose.
 //! - [`sample`], [`steps`], [`dice`], [`run`]: what cases are made of and how they run.
 
 #![allow(
@@ -39,6 +40,7 @@ pub mod ledger;
 pub mod path;
 pub mod proxy;
 pub mod run;
+pub mod sabotage;
 pub mod sample;
 pub mod server;
 pub mod steps;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::Args;
+use oncebox_conformance::sabotage::{MaybeEager, MaybeHasty};
 use oncebox_core::store::{Dedup, Mailbox};
 use oncebox_core::verdict::RetryPolicy;
 use oncebox_core::{Acknowledge, Delivery, Feed, HandlerError, Message};
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::chance::Chance;
 use super::plan::Role;
 use super::remote::{Receiver, Sender};
-use super::sabotage::{MaybeEager, MaybeHasty, Sabotage};
+use super::sabotage::{LINGER, Sabotage};
 
 /// Customers of one producer.
 const CUSTOMERS: u64 = 8;
@@ -150,9 +151,9 @@ async fn play<S: Books>(store: S, arguments: &ChildArguments) {
         Role::Producer => produce(store, probe, arguments).await,
         Role::Relay => {
             let halves = arguments.point.as_deref() == Some("R7");
-            let publisher = Arc::new(Sender::to(&arguments.broker, probe.clone(), halves));
+            let publisher = Sender::to(&arguments.broker, probe.clone(), halves);
             let hasty = arguments.sabotage == Some(Sabotage::SettleBeforeConfirm);
-            let relay = Relay::builder(store, MaybeHasty { publisher, hasty });
+            let relay = Relay::builder(store, MaybeHasty::new(publisher, hasty.then_some(LINGER)));
             relay.options(relay_options(arguments)).probe(probe).build().expect("a relay").run(never).await;
         }
         Role::Worker => {
@@ -162,7 +163,10 @@ async fn play<S: Books>(store: S, arguments: &ChildArguments) {
             }
             let eager = arguments.sabotage == Some(Sabotage::AckBeforeCommit);
             let inbox = store.inbox(probe);
-            Consumer::new(inbox, MaybeEager { feed, eager }).concurrency(4).run(never).await;
+            Consumer::new(inbox, MaybeEager::new(feed, eager.then_some(LINGER)))
+                .concurrency(4)
+                .run(never)
+                .await;
         }
     }
 }

@@ -4,19 +4,20 @@
 //! when it is killed, or when whoever started it is gone.
 
 use std::collections::HashSet;
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncebox::relay::RelayOptions;
 use oncebox::stores::{postgres::PostgresStore, sqlite::SqliteStore};
 use oncebox::{
-    Acknowledge, Consumer, Delivery, Envelope, Failure, Feed, Identifier, Inbox, Message, Order, Publisher,
-    Relay, Result, Store, Subscriber,
+    Acknowledge as _, Consumer, Delivery, Envelope, Failure, Feed, Identifier, Inbox, Message, Order,
+    Publisher, Relay, Result, Store, Subscriber,
 };
 use oncebox_conformance::StoreFixture;
+use oncebox_conformance::sabotage::{MaybeEager, MaybeHasty};
 use oncebox_conformance::sample::{DESTINATION, Posted};
 use oncebox_conformance::server::Brand;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +33,8 @@ const CHILD: &str = "experiments::children::a_child_works_until_it_is_killed";
 const ORDERS: &str = "ONCEBOX_CHILD_ORDERS";
 const DATABASE: &str = "ONCEBOX_CHILD_DATABASE";
 const BROKER: &str = "ONCEBOX_CHILD_BROKER";
+/// The line by which a child reports.
+const AT_WORK: &str = "at work\n";
 
 /// What a child does, and what it does wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,18 +75,41 @@ impl Ward {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args([CHILD, "--exact", "--test-threads=1"]).env(ORDERS, orders);
         child.env(DATABASE, &self.database).env(BROKER, &self.place.url);
-        child.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        Killed(child.spawn().unwrap())
+        child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        Killed::watch(child.spawn().unwrap())
     }
 }
 
 /// A child that does not outlive this value.
-pub(super) struct Killed(Child);
+pub(super) struct Killed {
+    child: Child,
+    /// When it was last seen at work.
+    at_work: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Killed {
+    fn watch(mut child: Child) -> Self {
+        let at_work = Arc::new(Mutex::new(None));
+        let (reports, seen) = (BufReader::new(child.stdout.take().unwrap()), Arc::clone(&at_work));
+        std::thread::spawn(move || {
+            for line in reports.lines().map_while(std::io::Result::ok) {
+                if line.ends_with(AT_WORK.trim_end()) {
+                    *seen.lock().unwrap() = Some(Instant::now());
+                }
+            }
+        });
+        Self { child, at_work }
+    }
+
+    pub(super) fn was_at_work_since(&self, start: Instant) -> bool {
+        self.at_work.lock().unwrap().is_some_and(|seen| seen >= start)
+    }
+}
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
+        self.child.kill().ok();
+        self.child.wait().ok();
     }
 }
 
@@ -125,7 +151,9 @@ async fn serve<T: Publisher + Subscriber + Clone>(transport: T, role: Role, sche
 async fn play<T: Publisher + Subscriber + Clone, F: StoreFixture>(transport: T, role: Role, fixture: F) {
     let (fixture, never) = (Arc::new(fixture), CancellationToken::new());
     if matches!(role, Role::Relay | Role::HastyRelay) {
-        let publisher = MaybeHasty { publisher: transport, is_hasty: role == Role::HastyRelay };
+        // Longer than a parent takes to kill what it has seen at work.
+        let delay = (role == Role::HastyRelay).then_some(Duration::from_secs(2));
+        let publisher = Reporting(MaybeHasty::new(transport, delay));
         let relay = Relay::builder(fixture.store(), publisher).options(short_leases());
         relay.build().unwrap().run(never).await;
         return;
@@ -136,12 +164,13 @@ async fn play<T: Publisher + Subscriber + Clone, F: StoreFixture>(transport: T, 
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
+    let delay = (role == Role::EagerWorker).then_some(Duration::from_millis(20));
+    let feed = Reporting(MaybeEager::new(feed, delay));
     if role == Role::ForgetfulWorker {
         return remember_in_vain(&*fixture, feed).await;
     }
     let inbox =
         Inbox::builder(fixture.store(), DESTINATION).handler(Booking::new(&fixture)).retry(tireless());
-    let feed = MaybeEager { feed, is_eager: role == Role::EagerWorker };
     Consumer::new(inbox.build().unwrap(), feed).concurrency(4).run(never).await;
 }
 
@@ -170,65 +199,34 @@ async fn remember_in_vain<F: StoreFixture>(fixture: &F, mut feed: impl Feed) {
             store.commit(tx).await.unwrap();
         }
         // The moment between commit and answer, drawn out for a kill to find it.
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
         ack.ack().await.ok();
     }
 }
 
-struct MaybeHasty<P> {
-    publisher: P,
-    is_hasty: bool,
-}
+/// Tells the parent of every batch before it goes out.
+struct Reporting<T>(T);
 
-impl<P: Publisher + Clone> Publisher for MaybeHasty<P> {
+impl<P: Publisher> Publisher for Reporting<P> {
     async fn publish(&self, batch: &[Envelope]) -> Vec<Result<(), Failure>> {
-        if !self.is_hasty {
-            return self.publisher.publish(batch).await;
-        }
-        let (publisher, later) = (self.publisher.clone(), batch.to_vec());
-        tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(150)).await;
-            publisher.publish(&later).await
-        });
-        vec![Ok(()); batch.len()]
+        report();
+        self.0.publish(batch).await
     }
 }
 
-struct MaybeEager<F> {
-    feed: F,
-    is_eager: bool,
-}
+/// Tells the parent of every delivery.
+impl<F: Feed> Feed for Reporting<F> {
+    type Ack = F::Ack;
 
-impl<F: Feed> Feed for MaybeEager<F> {
-    type Ack = MaybeAck<F::Ack>;
-
-    async fn next(&mut self) -> Result<Option<Delivery<Self::Ack>>> {
-        let Some(Delivery { envelope, attempt, ack }) = self.feed.next().await? else { return Ok(None) };
-        let ack = if self.is_eager {
-            ack.ack().await?;
-            MaybeAck(None)
-        } else {
-            MaybeAck(Some(ack))
-        };
-        Ok(Some(Delivery { envelope, attempt, ack }))
+    async fn next(&mut self) -> Result<Option<Delivery<F::Ack>>> {
+        let delivery = self.0.next().await;
+        report();
+        delivery
     }
 }
 
-/// An answer, if it was not given already.
-struct MaybeAck<A>(Option<A>);
-
-impl<A: Acknowledge> Acknowledge for MaybeAck<A> {
-    async fn ack(self) -> Result<()> {
-        match self.0 {
-            Some(ack) => ack.ack().await,
-            None => Ok(()),
-        }
-    }
-
-    async fn nack(self, after: Duration, spent: bool) -> Result<()> {
-        match self.0 {
-            Some(ack) => ack.nack(after, spent).await,
-            None => Ok(()),
-        }
-    }
+/// Straight to the pipe: the test harness keeps what is printed to itself.
+fn report() {
+    let mut parent = std::io::stdout().lock();
+    parent.write_all(AT_WORK.as_bytes()).and_then(|()| parent.flush()).ok();
 }

@@ -6,44 +6,36 @@
 use std::sync::Arc;
 
 use oncebox::Order;
-use oncebox_conformance::Findings;
 use oncebox_conformance::run::on_store;
 
 use super::children::Role;
-use super::kills::{Plan, Scene, Victims};
-use super::link::{Link, NatsLink, Place, RabbitLink};
+use super::kills::{Plan, Victims};
+use super::link::{Link, NatsLink, RabbitLink};
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
 use crate::crash_points::ground::Ground;
 
-async fn run<F: Ground, L: Link>(fixture: &Arc<F>, worker: Role, kills: usize) -> Option<Findings> {
-    let plan = Plan {
+fn plan(worker: Role) -> Plan {
+    Plan {
         case: "F02",
         relays: (Role::Relay, 1),
         workers: (worker, 2),
         victims: Victims::Workers,
-        kills,
-        messages: 60 * i64::try_from(kills).unwrap(),
+        kills: 8,
+        messages: 480,
         // Workers that share the queue: every one of them has something to lose.
         order: Order::None,
-    };
-    let place = Place::shared::<L>()?;
-    let mut scene = Scene::open::<L>(fixture, &place, plan).await;
-    scene.start();
-    scene.kill_all().await;
-    let findings = scene.judge().await;
-    L::clean(&place).await;
-    Some(findings)
+    }
 }
 
 async fn holds<F: Ground, L: Link>(fixture: Arc<F>) {
-    let Some(findings) = run::<F, L>(&fixture, Role::Worker, 8).await else { return };
+    let Some(findings) = plan(Role::Worker).run::<F, L>(&fixture).await else { return };
 
     findings.assert_clean();
 }
 
 async fn is_found_out<F: Ground, L: Link>(fixture: Arc<F>) {
-    let Some(findings) = run::<F, L>(&fixture, Role::EagerWorker, 12).await else { return };
+    let Some(findings) = plan(Role::EagerWorker).run::<F, L>(&fixture).await else { return };
 
     assert!(!findings.lost.is_empty(), "{findings}");
 }

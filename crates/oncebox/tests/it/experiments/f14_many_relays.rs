@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::bodies::HANDLER;
 use super::booking::operation;
 use super::children::Role;
-use super::kills::{Plan, Scene, Victims, inbox};
+use super::kills::{Plan, Victims, inbox};
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
 use crate::conformance::postgres::PostgresFixture;
 
@@ -32,14 +32,9 @@ async fn holds<L: Link>(fixture: Arc<PostgresFixture>) {
         messages: 1_200,
         order: Order::SingleActive,
     };
-    let Some(place) = Place::shared::<L>() else { return };
-    let mut scene = Scene::open::<L>(&fixture, &place, plan).await;
-    scene.start();
-    scene.kill_all().await;
 
-    let findings = scene.judge().await;
+    let Some(findings) = plan.run::<_, L>(&fixture).await else { return };
 
-    L::clean(&place).await;
     findings.assert_clean();
 }
 

@@ -5,6 +5,7 @@
 //! Sabotage: a publisher that does not look at what comes back.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream;
@@ -87,11 +88,15 @@ impl Severed for NatsLink {
 struct MaybeBlind<P> {
     publisher: P,
     is_blind: bool,
+    /// How many messages it could not send.
+    refused: Arc<AtomicUsize>,
 }
 
 impl<P: Publisher> Publisher for MaybeBlind<P> {
     async fn publish(&self, batch: &[Envelope]) -> Vec<Result<(), Failure>> {
         let results = self.publisher.publish(batch).await;
+        let refused = results.iter().filter(|result| result.is_err()).count();
+        self.refused.fetch_add(refused, Ordering::SeqCst);
         if self.is_blind { vec![Ok(()); batch.len()] } else { results }
     }
 }
@@ -134,7 +139,8 @@ async fn run<F: StoreFixture, L: Severed>(fixture: &Arc<F>, is_blind: bool) -> O
     let stop = CancellationToken::new();
     let feed = transport.subscribe(DESTINATION, GROUP).await.unwrap();
     let consumer = tokio::spawn(Consumer::new(inbox(fixture), feed).concurrency(4).run(stop.clone()));
-    let publisher = MaybeBlind { publisher: transport, is_blind };
+    let refused = Arc::new(AtomicUsize::new(0));
+    let publisher = MaybeBlind { publisher: transport, is_blind, refused: Arc::clone(&refused) };
     let relay = Relay::builder(fixture.store(), publisher).options(short_leases()).build().unwrap();
     let relay = tokio::spawn(relay.run(stop.clone()));
     let (mut committed, mut sent_into_nothing, mut slowest) = (Vec::new(), 0, Duration::ZERO);
@@ -143,8 +149,11 @@ async fn run<F: StoreFixture, L: Severed>(fixture: &Arc<F>, is_blind: bool) -> O
         arrive(&**fixture, committed.len()).await;
         L::sever(&place).await;
         commit(&**fixture, &mut committed).await;
-        // Long enough for several attempts, and for the sabotage to settle.
-        tokio::time::sleep(Duration::from_millis(600)).await;
+        // Until there was an attempt, and time for it to be settled.
+        while refused.swap(0, Ordering::SeqCst) == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
         sent_into_nothing += LOAD - pending(&**fixture).await;
         L::mend(&place).await;
         slowest = slowest.max(arrive(&**fixture, committed.len()).await);

@@ -52,6 +52,21 @@ pub(super) struct Scene<F: Ground> {
     committed: Vec<Entry>,
 }
 
+impl Plan {
+    /// The whole run on the shared server, if there is one.
+    pub(super) async fn run<F: Ground, L: Link>(self, fixture: &Arc<F>) -> Option<Findings> {
+        let place = Place::shared::<L>()?;
+        let mut scene = Scene::open::<L>(fixture, &place, self).await;
+        scene.start();
+        for _ in 0..self.kills {
+            scene.kill_one(self.messages / i64::try_from(self.kills).unwrap()).await;
+        }
+        let findings = scene.judge().await;
+        L::clean(&place).await;
+        Some(findings)
+    }
+}
+
 impl<F: Ground> Scene<F> {
     /// Declares what messages go to and starts the children.
     pub(super) async fn open<L: Link>(fixture: &Arc<F>, place: &Place, plan: Plan) -> Self {
@@ -80,31 +95,32 @@ impl<F: Ground> Scene<F> {
         self.committed.extend(messages.iter().map(|message| operation(HANDLER, message)));
     }
 
-    /// Kills one child and starts another, messages being committed all along.
+    /// Commits messages, kills a child that works on them and starts another.
     pub(super) async fn kill_one(&mut self, share: i64) {
+        let committed = std::time::Instant::now();
         self.commit(share).await;
-        tokio::time::sleep(Duration::from_millis(100 + self.dice.below(250) as u64)).await;
         let is_victim = |role: Role| match self.plan.victims {
             Victims::Relays => role == self.plan.relays.0,
             Victims::Workers => role == self.plan.workers.0,
             Victims::All => true,
         };
-        let victims: Vec<usize> =
-            (0..self.children.len()).filter(|child| is_victim(self.children[*child].0)).collect();
+        let is_at_work =
+            |(role, child): &(Role, Killed)| is_victim(*role) && child.was_at_work_since(committed);
+        let victims = loop {
+            let working = (0..self.children.len()).filter(|child| is_at_work(&self.children[*child]));
+            let working: Vec<usize> = working.collect();
+            if !working.is_empty() {
+                break working;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        };
         let victim = *self.dice.pick(&victims).unwrap();
         let role = self.children[victim].0;
+        tokio::time::sleep(Duration::from_millis(self.dice.below(60) as u64)).await;
         // The old one is dead before the new one lives.
         let dead = self.children.swap_remove(victim);
         drop(dead);
         self.children.push((role, self.ward.start(role)));
-    }
-
-    /// All kills of the plan.
-    pub(super) async fn kill_all(&mut self) {
-        let kills = i64::try_from(self.plan.kills).unwrap();
-        for _ in 0..kills {
-            self.kill_one(self.plan.messages / kills).await;
-        }
     }
 
     /// Waits until everything has arrived, or nothing moves any more.

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use oncebox_conformance::proxy::{Cut, Proxy, Sender};
@@ -172,9 +172,9 @@ async fn what_was_confirmed_survives_a_server_that_is_killed_under_way() {
     let options = node.options().confirm_timeout(5 * SECOND).heartbeat(SECOND);
     let transport = RabbitMq::new(options.clone()).unwrap();
     drop(join(&transport, "group").await);
-    let is_done = Arc::new(AtomicBool::new(false));
+    let (is_done, confirms) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let publishing = {
-        let (transport, is_done) = (transport.clone(), Arc::clone(&is_done));
+        let (transport, is_done, confirms) = (transport.clone(), Arc::clone(&is_done), Arc::clone(&confirms));
         tokio::spawn(async move {
             let (mut stored, mut failed, mut round) = (Vec::new(), 0_usize, 0);
             while !is_done.load(Ordering::SeqCst) {
@@ -184,13 +184,18 @@ async fn what_was_confirmed_survives_a_server_that_is_killed_under_way() {
                 failed += results.iter().filter(|result| result.is_err()).count();
                 let confirmed = batch.into_iter().zip(&results).filter(|(_, result)| result.is_ok());
                 stored.extend(confirmed.map(|(envelope, _)| envelope.id));
+                confirms.store(stored.len(), Ordering::SeqCst);
                 round += 1;
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             (stored, failed)
         })
     };
-    tokio::time::sleep(SECOND).await;
+    // The queue is safe on disk by then, and messages are under way.
+    node.settle().await;
+    while confirms.load(Ordering::SeqCst) <= 200 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 
     node.kill().await;
     let down = transport.publish(&[plain("down")]).await;

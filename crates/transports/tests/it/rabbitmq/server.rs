@@ -169,8 +169,17 @@ impl Node {
     }
 
     pub(super) async fn ctl(&self, arguments: &[&str]) {
+        self.call("ctl", arguments).await;
+    }
+
+    /// Returns when what was declared so far survives a kill.
+    pub(super) async fn settle(&self) {
+        self.call("settle", &[]).await;
+    }
+
+    async fn call(&self, what: &str, arguments: &[&str]) {
         let mut command = Command::new(&self.script);
-        command.arg("ctl").arg(&self.dir).args(arguments).stdin(Stdio::null());
+        command.arg(what).arg(&self.dir).args(arguments).stdin(Stdio::null());
         let output = tokio::time::timeout(PATIENCE, command.output()).await.unwrap().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
