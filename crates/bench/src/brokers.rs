@@ -7,6 +7,7 @@ mod latency;
 mod nats;
 mod pair;
 mod rabbitmq;
+mod toll;
 
 use clap::Args;
 use serde_json::json;

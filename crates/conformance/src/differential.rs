@@ -6,6 +6,7 @@
 //! too, so rows are read and parked over all of them.
 
 mod choice;
+pub mod depot;
 mod operation;
 mod side;
 

@@ -13,8 +13,10 @@
 //!
 //! - [`fixture`]: what a suite needs of a backend, and the one of the memory store.
 //! - [`store`]: what a store promises, one module per topic.
+//! - [`depot`]: what a store promises as the durable inbox.
 //! - [`transport`]: what a transport promises, as far as its capabilities go.
 //! - [`path`]: what a message experiences from put to effect.
+//! - [`durable`]: what it experiences in the durable inbox.
 //! - [`ledger`]: what was committed against what took effect.
 //! - [`differential`]: random operations on a store and on the memory store at once.
 //! - [`capabilities`]: the table in the reference, from the same values.
@@ -33,8 +35,10 @@
 
 pub mod ailing;
 pub mod capabilities;
+pub mod depot;
 pub mod dice;
 pub mod differential;
+pub mod durable;
 pub mod fixture;
 pub mod ledger;
 pub mod path;

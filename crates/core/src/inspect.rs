@@ -40,6 +40,27 @@ pub struct SinkStatus {
     pub outage: Option<String>,
 }
 
+/// One handler's deliveries in the durable inbox; each count up to [`COUNT_CAP`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HandlerStatus {
+    /// The scope of its inbox.
+    pub scope: String,
+    /// The handler's key.
+    pub handler: String,
+    /// Ready, or to be tried again.
+    pub ready: i64,
+    /// In the hands of a worker.
+    pub leased: i64,
+    /// Waiting behind an earlier one of their lane.
+    pub behind: i64,
+    /// Nobody knows the handler.
+    pub parked: i64,
+    /// Dead letters.
+    pub dead: i64,
+    /// How long the oldest that is not over has been there.
+    pub oldest: Option<Duration>,
+}
+
 /// The state of a store at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
@@ -53,6 +74,8 @@ pub struct Status {
     pub markers: i64,
     /// Messages no handler could take.
     pub dead_letters: i64,
+    /// Each handler that has deliveries which are not done, by scope and key.
+    pub handlers: Vec<HandlerStatus>,
 }
 
 /// Looking, without changing anything.

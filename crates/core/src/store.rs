@@ -311,6 +311,18 @@ pub enum Purge {
     Relays(Duration),
     /// Runs of handlers that were entered this long ago and never left.
     Entries(Duration),
+    /// Deliveries of one handler that were done or discarded this long ago.
+    Deliveries {
+        /// The scope of its inbox.
+        scope: String,
+        /// The handler's key.
+        handler: String,
+        /// How long ago.
+        older_than: Duration,
+    },
+    /// Messages of the durable inbox accepted this long ago of which no
+    /// delivery is left.
+    Messages(Duration),
 }
 
 /// Forgetting, within bounds.
@@ -326,4 +338,19 @@ pub trait Retention: Store {
         limit: usize,
         now: Option<Timestamp>,
     ) -> impl Future<Output = Result<usize>> + Send;
+
+    /// Takes or renews the right to sweep for this long; `false` while another
+    /// `holder` has it. One sweeper is enough for all processes of a database.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn hold_broom(
+        &self,
+        holder: &str,
+        lease: Duration,
+        now: Option<Timestamp>,
+    ) -> impl Future<Output = Result<bool>> + Send {
+        let _stopgap = (holder, lease, now);
+        async { Ok(true) }
+    }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use oncebox_core::store::{Dedup, Mailbox, Retention};
 use oncebox_core::transport::{Publisher, Subscriber};
-use oncebox_core::{Message, Result};
+use oncebox_core::{Depot, Error, Kind, Message, Result};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::consumer::Consumer;
-use crate::inbox::{Inbox, InboxBuilder};
+use crate::inbox::{Inbox, InboxBuilder, WorkOptions, Worker};
 use crate::janitor::Janitor;
 use crate::outbox::Outbox;
 use crate::relay::{Relay, RelayOptions};
@@ -30,8 +30,25 @@ pub struct Oncebox<S: Mailbox + Dedup, T> {
     keep_settled: Option<Duration>,
     sweep_interval: Option<Duration>,
     relay: RelayOptions,
+    work: WorkOptions,
+    require_durable: Require,
     channels: Vec<(String, InboxBuilder<S>)>,
 }
+
+/// What to do about a channel whose handlers are run while the transport waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Require {
+    /// Nothing.
+    #[default]
+    None,
+    /// Say so at the start.
+    Warn,
+    /// Do not start.
+    Fail,
+}
+
+/// Deliveries of a durable channel that are stored at once.
+const DEPOSITS_AT_ONCE: usize = 256;
 
 impl<S: Mailbox + Dedup + fmt::Debug, T> fmt::Debug for Oncebox<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -44,7 +61,7 @@ impl<S: Mailbox + Dedup + fmt::Debug, T> fmt::Debug for Oncebox<S, T> {
 
 impl<S, T> Oncebox<S, T>
 where
-    S: Mailbox + Dedup + Retention,
+    S: Mailbox + Depot + Retention,
     T: Publisher + Subscriber + Clone,
 {
     /// A service on `store` that talks through `transport`.
@@ -61,6 +78,8 @@ where
             keep_settled: None,
             sweep_interval: None,
             relay: RelayOptions::default(),
+            work: WorkOptions::default(),
+            require_durable: Require::None,
             channels: Vec::new(),
         }
     }
@@ -122,6 +141,19 @@ where
         self
     }
 
+    /// How durable handlers are run.
+    pub fn work(mut self, options: WorkOptions) -> Self {
+        self.work = options;
+        self
+    }
+
+    /// What to do about channels with handlers that are not durable and do not
+    /// [say so](crate::HandlerOptions::receiver). Default: nothing.
+    pub const fn require_durable(mut self, require: Require) -> Self {
+        self.require_durable = require;
+        self
+    }
+
     /// The outbox to put into. Take it after all routes are set.
     #[must_use]
     pub fn outbox(&self) -> Outbox<S> {
@@ -138,12 +170,17 @@ where
     pub async fn run_until(self, stop: CancellationToken) -> Result<()> {
         self.store.verify().await?;
         let mut janitor = self.janitor()?;
-        let mut consumers = Vec::new();
+        let (mut consumers, mut workers) = (Vec::new(), Vec::new());
         for (destination, builder) in self.channels {
             let inbox = builder.outbox_or(&self.outbox).count_deaths_at_least(!T::COUNTS_DEATHS).build()?;
+            check_durability(&destination, &inbox, self.require_durable)?;
             janitor = janitor.markers(inbox.retentions());
+            if inbox.is_durable() {
+                workers.push(Worker::new(&inbox, self.work.clone())?);
+            }
             let feed = self.transport.subscribe(&destination, &self.group).await?;
-            let consumer = Consumer::new(inbox, feed).concurrency(self.concurrency);
+            let concurrency = if inbox.is_all_durable() { DEPOSITS_AT_ONCE } else { self.concurrency };
+            let consumer = Consumer::new(inbox, feed).concurrency(concurrency);
             consumers.push(match self.drain {
                 Some(drain) => consumer.drain(drain),
                 None => consumer,
@@ -153,6 +190,12 @@ where
             Relay::builder(self.store, self.transport).options(self.relay).wakeup(self.wakeup).build()?;
         let mut tasks = JoinSet::new();
         tasks.spawn(janitor.run(stop.clone()));
+        for worker in workers {
+            let stop = stop.clone();
+            tasks.spawn(async move {
+                worker.run(stop).await;
+            });
+        }
         for consumer in consumers {
             let stop = stop.clone();
             tasks.spawn(async move {
@@ -173,6 +216,22 @@ where
             janitor = janitor.interval(interval);
         }
         Ok(janitor)
+    }
+}
+
+fn check_durability<S: Mailbox + Dedup>(channel: &str, inbox: &Inbox<S>, require: Require) -> Result<()> {
+    let Some(handler) = inbox.handler_without_a_mode() else { return Ok(()) };
+    let text = format!(
+        "handler {handler} of channel {channel} is not durable: call `.durable()` on the channel, \
+         or `.receiver()` on the handler's options if the transport's own retries are wanted"
+    );
+    match require {
+        Require::None => Ok(()),
+        Require::Warn => {
+            tracing::warn!(channel, handler = handler.as_str(), "{text}");
+            Ok(())
+        }
+        Require::Fail => Err(Error::new(Kind::Config, text)),
     }
 }
 

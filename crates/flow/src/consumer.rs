@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, Intake};
 
 /// The wait after a feed failed.
 const FEED_BACKOFF: Duration = Duration::from_secs(1);
@@ -61,8 +61,10 @@ impl<S: Mailbox + Dedup, F: Feed> Consumer<S, F> {
             match next {
                 Ok(Some(delivery)) => {
                     let inbox = self.inbox.clone();
+                    // Here, where deliveries are still in order.
+                    let intake = inbox.enlist(&delivery.envelope);
                     tasks.spawn(async move {
-                        answer(&inbox, delivery).await;
+                        answer(&inbox, delivery, intake).await;
                         drop(seat);
                     });
                 }
@@ -80,10 +82,10 @@ impl<S: Mailbox + Dedup, F: Feed> Consumer<S, F> {
     }
 }
 
-async fn answer<S: Mailbox + Dedup, A: Acknowledge>(inbox: &Inbox<S>, delivery: Delivery<A>) {
+async fn answer<S: Mailbox + Dedup, A: Acknowledge>(inbox: &Inbox<S>, delivery: Delivery<A>, intake: Intake) {
     let Delivery { envelope, attempt, ack } = delivery;
     let id = envelope.id.clone();
-    let answered = match inbox.deliver(envelope, attempt).await {
+    let answered = match inbox.deliver_enlisted(envelope, attempt, intake).await {
         Verdict::Done | Verdict::Dead { .. } => ack.ack().await,
         Verdict::Retry { after, spent } => ack.nack(after, spent).await,
     };

@@ -50,10 +50,20 @@ pub enum CrashPoint {
     C5,
     /// Consumer: committed, before the ack.
     C6,
+    /// Durable inbox: stored, before the ack.
+    D1,
+    /// Durable inbox: taken and counted, before the handler.
+    D3,
+    /// Durable inbox: after the handler, before COMMIT.
+    D4,
+    /// Durable inbox: COMMIT done, its reply not seen.
+    D5,
+    /// Durable inbox: rolled back, before the failure is written.
+    D6,
 }
 
 impl CrashPoint {
-    /// Every point, for tests that must not miss one.
+    /// Every point between a put and an effect in receiver mode, for tests that must not miss one.
     pub const ALL: [Self; 15] = [
         Self::P1,
         Self::P2,
@@ -72,6 +82,9 @@ impl CrashPoint {
         Self::C6,
     ];
 
+    /// The points of the durable inbox.
+    pub const DURABLE: [Self; 5] = [Self::D1, Self::D3, Self::D4, Self::D5, Self::D6];
+
     /// The point's name, for instance `R5`.
     #[must_use]
     pub fn name(self) -> String {
@@ -81,7 +94,7 @@ impl CrashPoint {
     /// The point of that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|point| point.name() == name)
+        Self::ALL.into_iter().chain(Self::DURABLE).find(|point| point.name() == name)
     }
 }
 

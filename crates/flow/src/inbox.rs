@@ -1,33 +1,50 @@
-//! Station 7 of the walk, receiver mode: a delivery takes effect once.
+//! Station 7 of the walk: a delivery takes effect once.
 //!
-//! From: a delivery. Here: the marker is inserted first thing in a transaction,
-//! the handler writes through that transaction, and both commit together. To:
-//! an [`Outcome`], upon which the delivery is answered.
+//! From: a delivery. Here, in receiver mode: the marker is inserted first thing
+//! in a transaction, the handler writes through that transaction, and both
+//! commit together. In durable mode: the message is stored for its handlers,
+//! and a [`Worker`] runs each of them by itself. To: an [`Outcome`], upon which
+//! the delivery is answered.
 
+mod backfill;
+mod builder;
+mod checks;
 mod context;
+mod deposit;
+mod effects;
 mod flight;
 mod handler;
+mod local;
 mod receive;
+pub mod work;
 
-use std::collections::BTreeSet;
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use oncebox_core::store::{Burial, Dedup, Mailbox};
 use oncebox_core::verdict::RetryPolicy;
-use oncebox_core::{Envelope, Error, HandlerKey, Keyring, Kind, Message, Outcome, Result, Verdict};
+use oncebox_core::{Envelope, HandlerKey, Keyring, Outcome, Verdict};
 
+pub use builder::InboxBuilder;
 pub use context::Context;
-pub use handler::{FnHandler, Handler, HandlerFn, HandlerOptions, on};
+pub use effects::Effects;
+pub use handler::{FnHandler, Handler, HandlerFn, HandlerOptions, Mode, on};
+pub use work::{WorkOptions, Worked, Worker};
 
 use crate::chance;
 use crate::clock::Clock;
 use crate::crash::{CrashPoint, Probe};
+use crate::janitor::Kept;
 use crate::outbox::Outbox;
 use crate::telemetry;
+use crate::wakeup::Wakeup;
+use deposit::Deposits;
+pub(crate) use deposit::Intake;
 use flight::Flights;
-use handler::{Erased, Registered};
+use handler::Erased;
+pub(crate) use local::Local;
 
 /// Markers are kept at least this long unless a short window is asked for by name.
 pub const SHORTEST_RETENTION: Duration = Duration::from_secs(24 * 3600);
@@ -82,7 +99,12 @@ pub struct Inbox<S: Mailbox + Dedup> {
 
 struct Inner<S: Mailbox + Dedup> {
     store: S,
+    scope: String,
     channel: String,
+    /// Where durable handlers' messages are stored.
+    deposits: Option<Arc<dyn Deposits>>,
+    /// Hints to workers of this process.
+    stored: Wakeup,
     outbox: Outbox<S>,
     handlers: Vec<Arc<dyn Erased<S>>>,
     options: InboxOptions,
@@ -90,7 +112,11 @@ struct Inner<S: Mailbox + Dedup> {
     flights: Flights,
     clock: Clock,
     probe: Probe,
+    observer: Option<Observer>,
 }
+
+/// Told what came of each handler's share of a delivery, for the test kit.
+pub(crate) type Observer = Arc<dyn Fn(HandlerKey, &Envelope, &Outcome) + Send + Sync>;
 
 impl<S: Mailbox + Dedup> Clone for Inbox<S> {
     fn clone(&self) -> Self {
@@ -122,22 +148,47 @@ impl Received {
 impl<S: Mailbox + Dedup> Inbox<S> {
     /// An inbox on `store` for deliveries of `channel`, to be configured.
     pub fn builder(store: S, channel: impl Into<String>) -> InboxBuilder<S> {
-        InboxBuilder {
-            outbox: None,
-            store,
-            channel: channel.into(),
-            handlers: Vec::new(),
-            options: InboxOptions::default(),
-            keyring: None,
-            clock: Clock::default(),
-            probe: Probe::default(),
-        }
+        InboxBuilder::new(store, channel.into())
     }
 
-    /// The keys of its handlers and how long each one's markers are kept.
+    /// How long what is known of each handler's past is kept.
     #[must_use]
-    pub fn retentions(&self) -> Vec<(HandlerKey, Duration)> {
-        self.inner.handlers.iter().map(|h| (h.key(), h.options().retention)).collect()
+    pub fn retentions(&self) -> Vec<Kept> {
+        let names = self.inner.handlers.iter().flat_map(|handler| {
+            let options = handler.options();
+            std::iter::once(handler.key())
+                .chain(options.legacy.iter().copied())
+                .map(|key| (key, options.retention))
+        });
+        let kept = names.map(|(handler, kept)| Kept {
+            scope: self.inner.scope.clone(),
+            handler,
+            marker: self.inner.marker(handler).into_owned(),
+            kept,
+        });
+        kept.collect()
+    }
+
+    /// Whether some of its handlers are durable.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.modes().any(|mode| mode == Mode::Durable)
+    }
+
+    /// Whether all of its handlers are durable.
+    pub(crate) fn is_all_durable(&self) -> bool {
+        self.modes().all(|mode| mode == Mode::Durable)
+    }
+
+    fn modes(&self) -> impl Iterator<Item = Mode> {
+        self.inner.handlers.iter().map(|handler| self.inner.mode_of(handler.as_ref()))
+    }
+
+    /// A handler that is not durable, and nobody has said that this is meant.
+    pub(crate) fn handler_without_a_mode(&self) -> Option<HandlerKey> {
+        let is_meant = |mode: Option<Mode>| mode.is_some() || self.inner.deposits.is_some();
+        let handlers = self.inner.handlers.iter();
+        handlers.filter(|handler| !is_meant(handler.options().mode)).map(|handler| handler.key()).next()
     }
 
     fn keys(&self) -> Vec<HandlerKey> {
@@ -162,35 +213,46 @@ impl<S: Mailbox + Dedup> Inbox<S> {
     async fn receive_checked(&self, envelope: Envelope, attempt: u32, forged: Option<String>) -> Received {
         let envelope = Arc::new(envelope);
         let mut outcomes = Vec::new();
-        for handler in self.inner.handlers.iter().filter(|h| h.name() == envelope.kind) {
+        let receivers = self.inner.handlers_of(&envelope, Mode::Receiver);
+        for handler in receivers {
             let outcome = match &forged {
                 None => self.receive_by(handler, &envelope, attempt).await,
                 Some(reason) => Outcome::Refused { code: FORGED, reason: reason.clone() },
             };
             telemetry::received(handler.key().as_str(), &outcome);
+            self.inner.observe(handler.key(), &envelope, &outcome);
             outcomes.push((handler.key(), outcome));
         }
         Received { outcomes }
     }
 
-    /// Handles a delivery to the end: receives it, judges what came of it and
-    /// buries it if it is dead. The verdict is what to answer the transport.
+    /// Handles a delivery to the end: stores it for durable handlers, gives it
+    /// to the others, judges what came of it and buries it if it is dead. The
+    /// verdict is what to answer the transport.
     pub async fn deliver(&self, envelope: Envelope, attempt: u32) -> Verdict {
+        let intake = self.enlist(&envelope);
+        self.deliver_enlisted(envelope, attempt, intake).await
+    }
+
+    pub(crate) async fn deliver_enlisted(&self, envelope: Envelope, attempt: u32, intake: Intake) -> Verdict {
         let inner = &self.inner;
         let is_known = inner.handlers.iter().any(|handler| handler.name() == envelope.kind);
         if !is_known && inner.options.ignore_unknown {
             return Verdict::Done;
         }
-        if let Some(reason) = self.forged(&envelope) {
+        if let Some(reason) = intake.forged {
             return self.refuse(FORGED, reason, &envelope, attempt).await;
         }
-        let received = self.receive_checked(envelope.clone(), attempt, None).await;
-        if received.outcomes.is_empty() {
+        if !is_known {
             return self.unknown(&envelope, attempt).await;
         }
-        let mut answer = Verdict::Done;
+        let mut answer = match intake.enlisted {
+            None => Verdict::Done,
+            Some(enlisted) => self.stored(enlisted, &envelope, attempt).await,
+        };
+        let received = self.receive_checked(envelope.clone(), attempt, None).await;
         for (key, outcome) in received.outcomes {
-            let verdict = inner.options.retry.judge(outcome, attempt, chance::draw());
+            let verdict = inner.policy(key).judge(outcome, attempt, chance::draw());
             let verdict = self.settled(key.as_str(), verdict, &envelope, attempt).await;
             answer = sooner(answer, verdict);
         }
@@ -232,6 +294,51 @@ impl<S: Mailbox + Dedup> Inbox<S> {
     }
 }
 
+impl<S: Mailbox + Dedup> Inner<S> {
+    /// A handler's name in markers. Two services that share a database have a scope each.
+    fn marker(&self, key: HandlerKey) -> Cow<'static, str> {
+        match self.scope.as_str() {
+            "" => Cow::Borrowed(key.as_str()),
+            scope => Cow::Owned(format!("{scope}/{key}")),
+        }
+    }
+
+    /// A marker may be purged once it is as old as its retention; a margin
+    /// keeps the gate shut before that, whatever the janitor's timing.
+    fn window(&self, handler: &dyn Erased<S>) -> Option<Duration> {
+        let retention = handler.options().retention;
+        let window = retention - (retention / 8).min(Duration::from_secs(24 * 3600));
+        self.options.age_gate.then_some(window)
+    }
+
+    fn observe(&self, key: HandlerKey, envelope: &Envelope, outcome: &Outcome) {
+        if let Some(observer) = &self.observer {
+            observer(key, envelope, outcome);
+        }
+    }
+
+    fn mode_of(&self, handler: &dyn Erased<S>) -> Mode {
+        let default = if self.deposits.is_some() { Mode::Durable } else { Mode::Receiver };
+        handler.options().mode.unwrap_or(default)
+    }
+
+    fn handlers_of(&self, envelope: &Envelope, mode: Mode) -> impl Iterator<Item = &Arc<dyn Erased<S>>> {
+        let takes = move |handler: &&Arc<dyn Erased<S>>| {
+            handler.name() == envelope.kind && self.mode_of(handler.as_ref()) == mode
+        };
+        self.handlers.iter().filter(takes)
+    }
+
+    fn handler(&self, key: HandlerKey) -> Option<&Arc<dyn Erased<S>>> {
+        self.handlers.iter().find(|handler| handler.key() == key)
+    }
+
+    fn policy(&self, key: HandlerKey) -> &RetryPolicy {
+        let own = self.handler(key).and_then(|handler| handler.options().retry.as_ref());
+        own.unwrap_or(&self.options.retry)
+    }
+}
+
 /// Of two handlers' verdicts, the one that answers for the delivery: it is done
 /// when both are, and comes again as soon as either wants it.
 fn sooner(a: Verdict, b: Verdict) -> Verdict {
@@ -240,150 +347,5 @@ fn sooner(a: Verdict, b: Verdict) -> Verdict {
             Verdict::Retry { after: after.min(other), spent: spent || also }
         }
         (retry @ Verdict::Retry { .. }, _) | (_, retry) => retry,
-    }
-}
-
-/// Sets up an [`Inbox`].
-#[must_use]
-pub struct InboxBuilder<S: Mailbox + Dedup> {
-    store: S,
-    channel: String,
-    outbox: Option<Outbox<S>>,
-    handlers: Vec<Arc<dyn Erased<S>>>,
-    options: InboxOptions,
-    keyring: Option<Keyring>,
-    clock: Clock,
-    probe: Probe,
-}
-
-impl<S: Mailbox + Dedup> fmt::Debug for InboxBuilder<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InboxBuilder").field("channel", &self.channel).finish_non_exhaustive()
-    }
-}
-
-impl<S: Mailbox + Dedup> InboxBuilder<S> {
-    /// Adds a handler.
-    pub fn handler<H: Handler<S::Tx>>(mut self, handler: H) -> Self {
-        self.handlers.push(Arc::new(Registered::new(handler)));
-        self
-    }
-
-    /// Adds an `async fn(&mut Tx, M) -> Result<(), HandlerError>` under a stable key.
-    pub fn on<M, F>(self, key: &'static str, function: F) -> Self
-    where
-        M: Message,
-        S::Tx: 'static,
-        F: for<'t> HandlerFn<'t, S::Tx, M> + 'static,
-    {
-        self.handler(on::<M, F>(HandlerKey::new(key), function))
-    }
-
-    /// All options at once.
-    pub fn options(mut self, options: InboxOptions) -> Self {
-        self.options = options;
-        self
-    }
-
-    /// Attempts and backoff.
-    pub fn retry(mut self, retry: RetryPolicy) -> Self {
-        self.options.retry = retry;
-        self
-    }
-
-    /// See [`InboxOptions::count_deaths`].
-    pub fn count_deaths(mut self, count_deaths: bool) -> Self {
-        self.options.count_deaths = count_deaths;
-        self
-    }
-
-    /// Counts deaths if the user or the transport wants it.
-    pub(crate) fn count_deaths_at_least(mut self, count_deaths: bool) -> Self {
-        self.options.count_deaths |= count_deaths;
-        self
-    }
-
-    /// Handles only messages signed with one of these keys. Anything else is
-    /// buried with the code `forged` before a marker is written, so that it
-    /// cannot take the place of the message it pretends to be.
-    pub fn verify(mut self, keyring: Keyring) -> Self {
-        self.keyring = Some(keyring);
-        self
-    }
-
-    /// The outbox handlers put into.
-    pub fn outbox(mut self, outbox: Outbox<S>) -> Self {
-        self.outbox = Some(outbox);
-        self
-    }
-
-    /// The outbox handlers put into unless another was chosen.
-    pub(crate) fn outbox_or(mut self, outbox: &Outbox<S>) -> Self {
-        self.outbox.get_or_insert_with(|| outbox.clone());
-        self
-    }
-
-    /// The clock of tests.
-    pub fn clock(mut self, clock: Clock) -> Self {
-        self.clock = clock;
-        self
-    }
-
-    /// The crash points of tests.
-    #[doc(hidden)]
-    pub fn probe(mut self, probe: Probe) -> Self {
-        self.probe = probe;
-        self
-    }
-
-    /// The inbox.
-    ///
-    /// # Errors
-    /// [`Kind::Config`] if two handlers share a key, or if a handler's markers
-    /// would be forgotten before the transport has stopped redelivering, or if
-    /// signatures are verified and a handler's key is made of what they do not cover.
-    pub fn build(self) -> Result<Inbox<S>> {
-        if self.options.retry.max_attempts == Some(0) {
-            return Err(Error::new(Kind::Config, "max_attempts counts executions and must be at least 1"));
-        }
-        let mut keys = BTreeSet::new();
-        for handler in &self.handlers {
-            let key = handler.key();
-            if !keys.insert(key) {
-                return Err(Error::new(Kind::Config, format!("two handlers have the key {key}")));
-            }
-            if self.keyring.is_some() && !handler.options().selector.is_signed() {
-                return Err(Error::new(
-                    Kind::Config,
-                    format!(
-                        "handler {key} tells messages apart by their {}, which a signature does not cover: \
-                         a copy with another one would pass as a new message; use the id or a business key",
-                        handler.options().selector
-                    ),
-                ));
-            }
-            let (kept, horizon) = (handler.options().retention, self.options.redelivery_horizon);
-            if kept < horizon {
-                return Err(Error::new(
-                    Kind::Config,
-                    format!(
-                        "handler {key} keeps its markers for {kept:?}, but messages may be redelivered for {horizon:?}: \
-                         raise the handler's retention, or lower `redelivery_horizon` if the transport really gives up earlier"
-                    ),
-                ));
-            }
-        }
-        let inner = Inner {
-            outbox: self.outbox.unwrap_or_else(|| Outbox::new(self.store.clone())),
-            store: self.store,
-            channel: self.channel,
-            handlers: self.handlers,
-            options: self.options,
-            keyring: self.keyring,
-            flights: Flights::default(),
-            clock: self.clock,
-            probe: self.probe,
-        };
-        Ok(Inbox { inner: Arc::new(inner) })
     }
 }

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::chance;
 use crate::clock::Clock;
 use crate::telemetry;
 
@@ -27,6 +28,19 @@ const SHORTEST_OUTBOX: Duration = Duration::from_secs(3600);
 const CLOCK_JUMP: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
+/// How long what is known of a handler's past is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The scope of its inbox.
+    pub scope: String,
+    /// The handler's key, or a former one.
+    pub handler: HandlerKey,
+    /// Its name in markers.
+    pub marker: String,
+    /// How long.
+    pub kept: Duration,
+}
+
 /// What a sweep deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
@@ -34,6 +48,8 @@ pub struct Swept {
     pub outbox: usize,
     /// Markers.
     pub markers: usize,
+    /// Finished deliveries of the durable inbox.
+    pub deliveries: usize,
 }
 
 /// Deletes settled outbox rows and markers when they are old enough.
@@ -41,7 +57,8 @@ pub struct Swept {
 pub struct Janitor<S> {
     store: S,
     outbox: Duration,
-    markers: Vec<(HandlerKey, Duration)>,
+    markers: Vec<Kept>,
+    holder: String,
     interval: Duration,
     clock: Clock,
     last: Mutex<Option<(Timestamp, Instant)>>,
@@ -55,6 +72,7 @@ impl<S: Retention> Janitor<S> {
             store,
             outbox: 7 * DAY,
             markers: Vec::new(),
+            holder: chance::holder(),
             interval: Duration::from_secs(600),
             clock: Clock::default(),
             last: Mutex::new(None),
@@ -81,7 +99,7 @@ impl<S: Retention> Janitor<S> {
     /// it from [`Inbox::retentions`](crate::Inbox::retentions), which has
     /// checked the windows.
     #[must_use]
-    pub fn markers(mut self, markers: impl IntoIterator<Item = (HandlerKey, Duration)>) -> Self {
+    pub fn markers(mut self, markers: impl IntoIterator<Item = Kept>) -> Self {
         self.markers.extend(markers);
         self
     }
@@ -106,16 +124,20 @@ impl<S: Retention> Janitor<S> {
     /// By kind of the failed statement; what was deleted stays deleted.
     pub async fn sweep(&self) -> Result<Swept> {
         self.check_clock().await?;
-        let mut swept = Swept { outbox: self.purge(&Purge::Outbox(self.outbox)).await?, markers: 0 };
-        for (handler, older_than) in &self.markers {
-            let purge = Purge::Markers { handler: handler.as_str().to_owned(), older_than: *older_than };
+        let mut swept = Swept { outbox: self.purge(&Purge::Outbox(self.outbox)).await?, ..Swept::default() };
+        for Kept { scope, handler, marker, kept } in &self.markers {
+            let purge = Purge::Markers { handler: marker.clone(), older_than: *kept };
             swept.markers += self.purge(&purge).await?;
+            let (scope, handler) = (scope.clone(), handler.as_str().to_owned());
+            swept.deliveries += self.purge(&Purge::Deliveries { scope, handler, older_than: *kept }).await?;
         }
         self.purge(&Purge::Relays(DAY)).await?;
-        let longest = self.markers.iter().map(|(_, kept)| *kept).max().unwrap_or(7 * DAY);
+        let longest = self.markers.iter().map(|kept| kept.kept).max().unwrap_or(7 * DAY);
         self.purge(&Purge::Entries(longest)).await?;
+        self.purge(&Purge::Messages(longest)).await?;
         telemetry::purged("outbox", swept.outbox);
         telemetry::purged("marker", swept.markers);
+        telemetry::purged("delivery", swept.deliveries);
         Ok(swept)
     }
 
@@ -157,15 +179,27 @@ impl<S: Retention> Janitor<S> {
         Ok(total)
     }
 
+    /// Of several processes on one database, one sweeps.
+    async fn sweep_if_it_is_mine(&self) -> Result<Option<Swept>> {
+        let lease = self.interval.saturating_mul(2);
+        if !self.store.hold_broom(&self.holder, lease, self.clock.now()).await? {
+            return Ok(None);
+        }
+        self.sweep().await.map(Some)
+    }
+
     /// Sweeps until `stop` is cancelled. Errors are reported and tried again
     /// at the next sweep. A stop does not wait for a sweep: what it has not
     /// deleted is deleted later.
     pub async fn run(self, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(self.interval)).await.is_some() {
-            let sweep = tokio::time::timeout(SWEEP_LIMIT, self.sweep());
+            let sweep = tokio::time::timeout(SWEEP_LIMIT, self.sweep_if_it_is_mine());
             match stop.run_until_cancelled(sweep).await {
                 None => return,
-                Some(Ok(Ok(swept))) => info!(outbox = swept.outbox, markers = swept.markers, "janitor.swept"),
+                Some(Ok(Ok(None))) => {}
+                Some(Ok(Ok(Some(swept)))) => {
+                    info!(outbox = swept.outbox, markers = swept.markers, "janitor.swept")
+                }
                 Some(Ok(Err(error))) => warn!(error = error.chain(), "janitor.sweep_failed"),
                 Some(Err(_elapsed)) => warn!(error = "it took too long", "janitor.sweep_failed"),
             }

@@ -8,10 +8,11 @@
 //! - [`relay`]: committed messages are read, published and settled.
 //! - [`routing`], [`signing`]: what is done to a message on its way out.
 //! - [`memory`]: the reference store and the in-process transport.
-//! - [`inbox`]: a delivery is marked, handled and committed in one transaction.
+//! - [`inbox`]: a delivery is marked, handled and committed in one transaction, at once or later by a worker.
 //! - [`consumer`]: deliveries are taken from a feed, given to an inbox and answered.
 //! - [`janitor`]: what nobody needs any more is deleted.
 //! - [`app`]: all of it in one process.
+//! - [`testing`]: all of it in one test, step by step.
 //! - [`shield`]: how work survives a caller that goes away.
 //! - [`clock`] and [`crash`]: how tests own time and death.
 
@@ -27,16 +28,17 @@ pub mod relay;
 pub mod routing;
 pub mod shield;
 pub mod signing;
+pub mod testing;
 pub mod wakeup;
 
 mod chance;
 mod telemetry;
 
-pub use app::Oncebox;
+pub use app::{Oncebox, Require};
 pub use clock::Clock;
 pub use consumer::Consumer;
 pub use crash::{CrashPoint, Probe};
-pub use inbox::{Context, Handler, HandlerOptions, Inbox};
+pub use inbox::{Context, Effects, Handler, HandlerOptions, Inbox, WorkOptions, Worker};
 pub use janitor::Janitor;
 pub use outbox::Outbox;
 pub use relay::Relay;

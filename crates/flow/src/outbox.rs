@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use oncebox_core::{
-    Envelope, Error, Kind, Limits, Mailbox, Message, Once, Result, Route, Routes, Transaction,
+    Depot, Envelope, Error, Kind, Limits, Mailbox, Message, Once, Result, Route, Routes, Store, Transaction,
 };
 
 pub use draft::Draft;
@@ -21,6 +21,7 @@ pub use unit::Unit;
 use crate::chance;
 use crate::clock::Clock;
 use crate::crash::Probe;
+use crate::inbox::{Inbox, Local};
 use crate::wakeup::Wakeup;
 
 type Enrich = dyn Fn(&mut Envelope) + Send + Sync;
@@ -39,24 +40,38 @@ struct TypeRoute {
 ///
 /// Cheap to clone; no I/O until a message is put.
 #[derive(Clone)]
-pub struct Outbox<S> {
+pub struct Outbox<S: Store> {
     store: S,
     source: String,
     limits: Limits,
     by_type: Arc<HashMap<&'static str, TypeRoute>>,
     routes: Arc<Routes>,
+    /// Consumers in the same database.
+    locals: Vec<Arc<dyn Local<S>>>,
     enrich: Option<Arc<Enrich>>,
     wakeup: Wakeup,
     clock: Clock,
     probe: Probe,
 }
 
-impl<S: fmt::Debug> fmt::Debug for Outbox<S> {
+impl<S: Store + fmt::Debug> fmt::Debug for Outbox<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outbox")
             .field("store", &self.store)
             .field("source", &self.source)
             .finish_non_exhaustive()
+    }
+}
+
+impl<S: Mailbox + Depot> Outbox<S> {
+    /// Stores messages for `inbox` in the caller's transaction if they go to
+    /// its channel, instead of sending them through a relay and a broker.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] if one of its handlers is not durable.
+    pub fn local(mut self, inbox: &Inbox<S>) -> Result<Self> {
+        self.locals.push(inbox.local()?);
+        Ok(self)
     }
 }
 
@@ -70,6 +85,7 @@ impl<S: Mailbox> Outbox<S> {
             limits: Limits::default(),
             by_type: Arc::default(),
             routes: Arc::default(),
+            locals: Vec::new(),
             enrich: None,
             wakeup: Wakeup::new(),
             clock: Clock::Database,
@@ -223,20 +239,22 @@ impl<S: Mailbox> Outbox<S> {
     }
 
     async fn insert(&self, connection: &mut S::Tx, envelopes: Vec<Envelope>) -> Result<Vec<String>> {
-        let put = self.store.put(connection, &envelopes, self.clock.now()).await?;
-        self.wakeup.hint();
-        for (envelope, once) in envelopes.iter().zip(put) {
-            if once == Once::Duplicate {
-                return Err(Error::new(
-                    Kind::Conflict,
-                    format!(
-                        "a message with id {:?} of source {:?} is already in the outbox",
-                        envelope.id, envelope.source
-                    ),
-                ));
+        let ids = envelopes.iter().map(|envelope| envelope.id.clone()).collect();
+        let mut remote = envelopes;
+        for local in &self.locals {
+            let here;
+            (here, remote) =
+                remote.into_iter().partition(|envelope| envelope.destination == local.destination());
+            let here: Vec<Envelope> = here;
+            if !here.is_empty() {
+                refuse_known(&here, local.put(connection, &here).await?)?;
             }
         }
-        Ok(envelopes.into_iter().map(|envelope| envelope.id).collect())
+        if !remote.is_empty() {
+            refuse_known(&remote, self.store.put(connection, &remote, self.clock.now()).await?)?;
+            self.wakeup.hint();
+        }
+        Ok(ids)
     }
 
     /// Whether a message is committed: how a producer whose COMMIT got no
@@ -247,7 +265,10 @@ impl<S: Mailbox> Outbox<S> {
     pub async fn holds(&self, envelope: &Envelope) -> Result<bool> {
         let mut envelope = envelope.clone();
         self.complete(&mut envelope)?;
-        self.store.holds(&envelope).await
+        match self.locals.iter().find(|local| local.destination() == envelope.destination) {
+            Some(local) => local.holds(&envelope).await,
+            None => self.store.holds(&envelope).await,
+        }
     }
 
     fn envelope<M: Message>(&self, message: &M) -> Result<Envelope> {
@@ -303,5 +324,19 @@ impl<S: Mailbox> Outbox<S> {
             Some(payload_bytes) => envelope.check(&Limits { payload_bytes, ..self.limits.clone() }),
             None => envelope.check(&self.limits),
         }
+    }
+}
+
+/// An id is put once.
+fn refuse_known(envelopes: &[Envelope], put: Vec<Once>) -> Result<()> {
+    match envelopes.iter().zip(put).find(|(_, once)| *once == Once::Duplicate) {
+        None => Ok(()),
+        Some((envelope, _)) => Err(Error::new(
+            Kind::Conflict,
+            format!(
+                "a message with id {:?} of source {:?} is already in the outbox",
+                envelope.id, envelope.source
+            ),
+        )),
     }
 }

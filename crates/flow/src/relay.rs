@@ -9,6 +9,7 @@
 //! the order of a key never depends on two calls at once.
 
 mod builder;
+mod heartbeat;
 mod lane;
 mod lease;
 mod lookahead;
@@ -28,6 +29,7 @@ use oncebox_core::{Result, log::Settlement};
 use tokio_util::sync::CancellationToken;
 
 pub use builder::{RelayBuilder, RelayOptions};
+pub use heartbeat::Heartbeat;
 pub use run::RelayReport;
 
 use crate::chance;
@@ -93,6 +95,7 @@ pub struct Relay<S, P> {
     outage: Outage,
     clock: Clock,
     wakeup: Wakeup,
+    heartbeat: Heartbeat,
     probe: Probe,
     stop: CancellationToken,
 }

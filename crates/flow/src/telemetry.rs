@@ -40,3 +40,8 @@ pub(crate) fn unkeyed(handler: &str) {
 pub(crate) fn purged(table: &'static str, count: usize) {
     counter!("oncebox_purged_rows_total", "table" => table).increment(count as u64);
 }
+
+/// What came of storing a message for durable handlers.
+pub(crate) fn deposited(outcome: &'static str) {
+    counter!("oncebox_inbox_deposits_total", "outcome" => outcome).increment(1);
+}

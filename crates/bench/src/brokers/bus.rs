@@ -41,6 +41,8 @@ pub(super) trait Bus: Clone + Send + Sync + 'static {
 
     /// Connects, and declares everything anew.
     fn connect(url: &str) -> impl Future<Output = Self> + Send;
+    /// The same topology, on connections of its own.
+    fn again(&self) -> impl Future<Output = Self> + Send;
     /// The product, on connections of its own.
     fn transport(&self) -> Self::Transport;
     /// Forgets all messages.

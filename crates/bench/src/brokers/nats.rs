@@ -29,23 +29,30 @@ impl NatsBus {
     }
 }
 
+async fn context(url: &str) -> Context {
+    // The client takes no user from an address.
+    let (login, host) = url.trim_start_matches("nats://").rsplit_once('@').unwrap_or(("", url));
+    let (user, password) = login.split_once(':').unwrap_or_default();
+    let options = match user {
+        "" => ConnectOptions::new(),
+        user => ConnectOptions::with_user_and_password(user.to_owned(), password.to_owned()),
+    };
+    jetstream::new(options.connect(host).await.expect("the server answers"))
+}
+
 impl Bus for NatsBus {
     type Transport = Nats;
     const NAME: &'static str = "nats";
 
     async fn connect(url: &str) -> Self {
-        // The client takes no user from an address.
-        let (login, host) = url.trim_start_matches("nats://").rsplit_once('@').unwrap_or(("", url));
-        let (user, password) = login.split_once(':').unwrap_or_default();
-        let options = match user {
-            "" => ConnectOptions::new(),
-            user => ConnectOptions::with_user_and_password(user.to_owned(), password.to_owned()),
-        };
-        let client = options.connect(host).await.expect("the server answers");
-        let bus = Self { url: url.to_owned(), context: jetstream::new(client) };
+        let bus = Self { url: url.to_owned(), context: context(url).await };
         bus.context.delete_stream(STREAM).await.ok();
         drop(bus.transport().subscribe(DESTINATION, GROUP).await.expect("a consumer"));
         bus
+    }
+
+    async fn again(&self) -> Self {
+        Self { url: self.url.clone(), context: context(&self.url).await }
     }
 
     fn transport(&self) -> Nats {

@@ -9,13 +9,15 @@ use std::time::Duration;
 use oncebox_core::inspect::Inspect as _;
 use oncebox_core::{Acknowledge as _, Delivery, Envelope, Failure, Feed as _, Publisher, Subscriber as _};
 use oncebox_flow::{CancellationToken, Relay};
+use serde_json::json;
 use tokio::sync::Notify;
 
-use super::Run;
-use super::bus::{Bus, DESTINATION, GROUP};
+use super::bus::{Bus, DESTINATION, Dress, GROUP};
+use super::toll::{self, Spent, Toll};
+use super::{Run, WINDOW};
 use crate::lab::Lab as _;
 use crate::lab::postgres::PostgresLab;
-use crate::report::{Measure, Target};
+use crate::report::{self, Measure, Target};
 use crate::rounds::{interleave, rate};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,14 +27,51 @@ pub(super) async fn measure<B: Bus>(run: &mut Run, lab: &PostgresLab, bus: &B) {
     if !run.wants(&name) {
         return;
     }
-    let backlog = run.sizes.backlog;
+    let (rounds, backlog) = (run.sizes.rounds, run.sizes.backlog);
+    let (mut of_two, mut of_one) = (Vec::new(), Vec::new());
     let pairs = interleave(
-        run.sizes.rounds,
-        async || drain(lab, bus, 2, backlog).await,
-        async || drain(lab, bus, 1, backlog).await,
+        rounds,
+        async || drain(lab, bus, 2, backlog, &mut of_two).await,
+        async || drain(lab, bus, 1, backlog, &mut of_one).await,
     )
     .await;
-    drain(lab, bus, 2, backlog).await;
+    let other = bus.again().await;
+    let (mut raw_two, mut raw_one) = (Vec::new(), Vec::new());
+    let raw = interleave(
+        rounds,
+        async || {
+            bus.empty().await;
+            let toll = Toll::read(lab).await;
+            let halves = [bus.clone(), other.clone()].map(|bus| {
+                tokio::spawn(async move { bus.publish_by_hand(backlog / 2, WINDOW, Dress::Full).await })
+            });
+            let measured = rate(async {
+                let done = futures_util::future::join_all(halves).await;
+                done.into_iter().map(|half| half.expect("a publisher ends well")).sum()
+            });
+            let measured = measured.await;
+            raw_two.push(toll.since(lab, backlog).await);
+            measured
+        },
+        async || {
+            bus.empty().await;
+            let toll = Toll::read(lab).await;
+            let measured = rate(bus.publish_by_hand(backlog, WINDOW, Dress::Full)).await;
+            raw_one.push(toll.since(lab, backlog).await);
+            measured
+        },
+    )
+    .await;
+    let ratios: Vec<f64> = raw.iter().map(|(two, one)| two / one).collect();
+    let facts = json!({
+        "two_raw_publishers_against_one": ratios,
+        "two_relays": toll::summary(&of_two),
+        "one_relay": toll::summary(&of_one),
+        "two_raw_publishers": toll::summary(&raw_two),
+        "one_raw_publisher": toll::summary(&raw_one),
+    });
+    report::note(&format!("{name}.cost_of_a_message"), &facts, run.output);
+    drain(lab, bus, 2, backlog, &mut of_two).await;
     assert_ordered(bus, backlog).await;
     bus.empty().await;
     run.report(&Measure::new(name, pairs, Target::AtLeast(1.0)));
@@ -57,7 +96,13 @@ impl<P: Publisher> Publisher for Counted<P> {
 }
 
 /// Messages per second of so many relays that share the shards when the backlog appears.
-async fn drain<B: Bus>(lab: &PostgresLab, bus: &B, relays: usize, backlog: u64) -> f64 {
+async fn drain<B: Bus>(
+    lab: &PostgresLab,
+    bus: &B,
+    relays: usize,
+    backlog: u64,
+    tolls: &mut Vec<Spent>,
+) -> f64 {
     bus.empty().await;
     lab.rewind(lab.append(0).await).await;
     let (confirmed, changed) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
@@ -73,6 +118,7 @@ async fn drain<B: Bus>(lab: &PostgresLab, bus: &B, relays: usize, backlog: u64) 
     }
     tokio::time::timeout(PATIENCE, shared(lab, relays)).await.expect("the shards are shared");
     lab.append(backlog).await;
+    let toll = Toll::read(lab).await;
     let arrived = async {
         while confirmed.load(Ordering::SeqCst) < backlog {
             changed.notified().await;
@@ -80,6 +126,7 @@ async fn drain<B: Bus>(lab: &PostgresLab, bus: &B, relays: usize, backlog: u64) 
         backlog
     };
     let measured = tokio::time::timeout(PATIENCE, rate(arrived)).await.expect("everything is relayed");
+    tolls.push(toll.since(lab, backlog).await);
     stop.cancel();
     while let Some(ended) = running.join_next().await {
         assert!(ended.expect("a relay ends well").drained);

@@ -89,6 +89,11 @@ impl Bus for RabbitMqBus {
         bus
     }
 
+    async fn again(&self) -> Self {
+        let (publishing, consuming) = (channel(&self.url).await, self.consuming.clone());
+        Self { url: self.url.clone(), publishing, consuming }
+    }
+
     fn transport(&self) -> RabbitMq {
         let options = RabbitMqOptions::from_url(&self.url).expect("an address of a RabbitMQ server");
         RabbitMq::new(options.window(WINDOW)).expect("options that make sense")

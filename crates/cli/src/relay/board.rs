@@ -3,7 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use oncebox_flow::relay::Heartbeat;
 use serde_json::{Value, json};
 
 /// How something is doing, from good to bad.
@@ -91,26 +93,51 @@ fn worst(said: &(State, State)) -> &State {
     (&said.0).max(&said.1)
 }
 
+/// The loop of a sink, as seen from outside of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Loop {
+    pub(crate) sink: String,
+    pub(crate) heartbeat: Heartbeat,
+    /// How much later than it said it may be.
+    pub(crate) grace: Duration,
+}
+
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct Board {
     stores: Vec<Lamp>,
     sinks: Vec<Lamp>,
+    loops: Vec<Loop>,
     stopping: AtomicBool,
 }
 
 impl Board {
     pub(crate) fn new(stores: Vec<Lamp>, sinks: Vec<Lamp>) -> Self {
-        Self { stores, sinks, stopping: AtomicBool::new(false) }
+        Self { stores, sinks, loops: Vec::new(), stopping: AtomicBool::new(false) }
+    }
+
+    /// The same with loops to watch.
+    pub(crate) fn watching(self, loops: Vec<Loop>) -> Self {
+        Self { loops, ..self }
     }
 
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Whether every task still runs.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.stopping.load(Ordering::Relaxed) || !self.lamps().any(|lamp| lamp.state() == State::Ended)
+    /// What only a restart can mend, if there is something: a task that has
+    /// ended, or one that does not come back.
+    pub(crate) fn death(&self) -> Option<String> {
+        if self.stopping.load(Ordering::Relaxed) {
+            return None;
+        }
+        if let Some(lamp) = self.lamps().find(|lamp| lamp.state() == State::Ended) {
+            return Some(format!("the task of {} has ended", lamp.name));
+        }
+        self.loops.iter().find_map(|Loop { sink, heartbeat, grace }| {
+            let late = heartbeat.overdue().filter(|late| late > grace)?;
+            Some(format!("the loop of sink {sink} has not turned: it is {} s overdue", late.as_secs()))
+        })
     }
 
     /// Whether everything works.
@@ -142,7 +169,7 @@ mod tests {
             board.sinks[0].set(Witness::Look, State::Unavailable("no queue orders at mq.internal".into()))
         );
 
-        assert!(!board.is_ready() && board.is_alive());
+        assert!(!board.is_ready() && board.death().is_none());
         assert!(board.json(true).to_string().contains("mq.internal"));
         assert!(!board.json(false).to_string().contains("mq.internal"));
         board.sinks[0].set(Witness::Look, State::Ready);
@@ -151,6 +178,8 @@ mod tests {
         board.sinks[0].set(Witness::Look, State::Ready);
         assert!(!board.is_ready(), "a look does not make up for messages that are turned away");
         board.sinks[0].set(Witness::Look, State::Ended);
-        assert!(!board.is_alive());
+        assert_eq!(board.death().as_deref(), Some("the task of orders has ended"));
+        board.stop();
+        assert_eq!(board.death(), None, "tasks end when they are told to");
     }
 }

@@ -112,7 +112,8 @@ pub(super) async fn run(config: &Config, format: Format) -> Result<ExitCode, Fau
     let (stores, sinks) = super::open(config).await?;
     let crew = Crew { tasks: TaskTracker::new(), stop: CancellationToken::new() };
     let lamps = sinks.iter().map(|sink| sink.lamp().clone()).collect();
-    let board = Arc::new(Board::new(stores.iter().map(|store| store.lamp.clone()).collect(), lamps));
+    let board = Board::new(stores.iter().map(|store| store.lamp.clone()).collect(), lamps);
+    let board = Arc::new(board.watching(sinks.iter().map(Sink::watched).collect()));
     if let Some(listener) = listener {
         if let (Format::Text, Ok(address)) = (format, listener.local_addr()) {
             eprintln!("answering health checks on http://{address}");

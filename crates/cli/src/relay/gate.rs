@@ -203,7 +203,8 @@ impl<P: Publisher + Preflight + Sync> Gate<P> {
     /// Rows that no outbox of ours has checked may be larger than their route allows.
     fn too_large(&self, envelope: &Envelope) -> Option<Failure> {
         let (size, limit) = (envelope.payload.len(), self.inner.requirement.limits.limit(&envelope.kind)?);
-        let text = || format!("the payload has {size} bytes, its route allows {limit}");
+        let destination = shown(&envelope.destination);
+        let text = || format!("{destination}: the payload has {size} bytes, its route allows {limit}");
         (size > limit).then(|| Failure::message(text()).permanently())
     }
 

@@ -7,14 +7,14 @@ use oncebox_core::routes::Routes;
 use oncebox_core::signature::Keyring;
 use oncebox_core::store::Mailbox;
 use oncebox_core::transport::Publisher;
-use oncebox_flow::relay::RelayReport;
+use oncebox_flow::relay::{Heartbeat, RelayReport};
 use oncebox_flow::routing::Routed;
 use oncebox_flow::{Relay, Wakeup};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::board::{Lamp, State, Witness};
+use super::board::{Lamp, Loop, State, Witness};
 use super::daemon::OpenStore;
 use super::gate::{Gate, Requirement, refusal};
 use super::outlet::{self, Outlet};
@@ -40,6 +40,7 @@ pub(crate) struct Sink {
     routes: Routes,
     gate: Gate<Outlet>,
     signer: Signer<Gate<Outlet>>,
+    heartbeat: Heartbeat,
 }
 
 /// What an inspection of a sink came to.
@@ -65,11 +66,18 @@ impl Sink {
         };
         let gate = Gate::new(outlet, requirement, Lamp::new(config.name()));
         let signer = Signer::new(gate.clone(), keyring(config)?);
-        Ok(Self { config: config.clone(), routes, gate, signer })
+        Ok(Self { config: config.clone(), routes, gate, signer, heartbeat: Heartbeat::new() })
     }
 
     pub(crate) fn lamp(&self) -> &Lamp {
         self.gate.lamp()
+    }
+
+    /// Its loop, for whoever watches it. A pass may take two leases; after
+    /// another one something is wrong that no timeout has ended.
+    pub(crate) fn watched(&self) -> Loop {
+        let grace = self.config.relay.lease;
+        Loop { sink: self.config.name().to_owned(), heartbeat: self.heartbeat.clone(), grace }
     }
 
     pub(crate) fn closed(&self) -> Option<CancellationToken> {
@@ -132,7 +140,7 @@ impl Sink {
     pub(crate) fn relay<S: Mailbox>(&self, store: S, wakeup: &Wakeup) -> Result<Relay<S, Chain>, Fault> {
         let chain = Routed::new(self.signer.clone(), self.routes.clone());
         let relay = Relay::builder(store, chain).options(self.config.relay.clone());
-        Ok(relay.wakeup(wakeup.clone()).build()?)
+        Ok(relay.wakeup(wakeup.clone()).heartbeat(self.heartbeat.clone()).build()?)
     }
 
     /// Starts relaying. Whatever preflight has not passed, the gate holds back.

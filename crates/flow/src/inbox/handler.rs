@@ -6,10 +6,14 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use oncebox_core::handler::MessageKey;
+use oncebox_core::pace::{BreakerOptions, Rate};
+use oncebox_core::plan::OnDead;
 use oncebox_core::store::Store;
+use oncebox_core::verdict::RetryPolicy;
 use oncebox_core::{Envelope, HandlerError, HandlerKey, KeySelector, Message, MissingId, Result};
 
 use super::context::Context;
+use super::effects::Effects;
 
 /// What can be chosen about a handler, beside its key.
 #[derive(Clone, Debug)]
@@ -22,6 +26,104 @@ pub struct HandlerOptions {
     pub missing_id: MissingId,
     /// How long one run may take; `None` takes the inbox's timeout.
     pub timeout: Option<Duration>,
+    /// Whether messages are stored before it sees them; `None` takes the inbox's mode.
+    pub mode: Option<Mode>,
+    /// Attempts and backoff; `None` takes the inbox's. In durable mode each
+    /// handler has its own count; in receiver mode the transport counts.
+    pub retry: Option<RetryPolicy>,
+    /// Durable mode: whether messages of one ordering key are handled one
+    /// after the other, and whether a dead one blocks those behind it.
+    pub lanes: Option<OnDead>,
+    /// Durable mode: runs at once in one process; `None` is as many as the worker has seats.
+    pub concurrency: Option<usize>,
+    /// Durable mode: how fast one process runs it.
+    pub rate: Option<Rate>,
+    /// Durable mode: when to leave it alone for a while, spending no attempts.
+    pub breaker: Option<BreakerOptions>,
+    /// Keys it had before. What was stored under them is handled, and what was
+    /// handled under them is not handled again.
+    pub legacy: Vec<HandlerKey>,
+}
+
+/// When a message is acknowledged to its transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// When the handler's transaction has committed; the transport retries.
+    Receiver,
+    /// When it is stored; the inbox retries, for each handler by itself.
+    Durable,
+}
+
+impl HandlerOptions {
+    /// Stores messages before the handler sees them.
+    #[must_use]
+    pub const fn durable(mut self) -> Self {
+        self.mode = Some(Mode::Durable);
+        self
+    }
+
+    /// Handles messages while the transport waits.
+    #[must_use]
+    pub const fn receiver(mut self) -> Self {
+        self.mode = Some(Mode::Receiver);
+        self
+    }
+
+    /// How long markers and finished deliveries are kept.
+    #[must_use]
+    pub const fn retention(mut self, retention: Duration) -> Self {
+        self.retention = retention;
+        self
+    }
+
+    /// How long one run may take.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Attempts and backoff.
+    #[must_use]
+    pub const fn retry(mut self, retry: RetryPolicy) -> Self {
+        self.retry = Some(retry);
+        self
+    }
+
+    /// Handles messages of one ordering key one after the other.
+    #[must_use]
+    pub const fn in_order(mut self, on_dead: OnDead) -> Self {
+        self.lanes = Some(on_dead);
+        self
+    }
+
+    /// Runs at once in one process.
+    #[must_use]
+    pub const fn concurrency(mut self, concurrency: usize) -> Self {
+        self.concurrency = Some(concurrency);
+        self
+    }
+
+    /// At most `count` runs in `per`, in one process.
+    #[must_use]
+    pub const fn rate(mut self, count: u32, per: Duration) -> Self {
+        self.rate = Some(Rate { count, per });
+        self
+    }
+
+    /// After `failures` in a row, leaves the handler alone for `pause`.
+    #[must_use]
+    pub const fn breaker(mut self, failures: u32, pause: Duration) -> Self {
+        self.breaker = Some(BreakerOptions { failures, pause });
+        self
+    }
+
+    /// A key it had before.
+    #[must_use]
+    pub fn legacy(mut self, key: &'static str) -> Self {
+        self.legacy.push(HandlerKey::new(key));
+        self
+    }
 }
 
 impl Default for HandlerOptions {
@@ -31,6 +133,13 @@ impl Default for HandlerOptions {
             selector: KeySelector::default(),
             missing_id: MissingId::default(),
             timeout: None,
+            mode: None,
+            retry: None,
+            lanes: None,
+            concurrency: None,
+            rate: None,
+            breaker: None,
+            legacy: Vec::new(),
         }
     }
 }
@@ -114,6 +223,13 @@ impl<M, F> FnHandler<M, F> {
         self
     }
 
+    /// Stores messages before the function sees them.
+    #[must_use]
+    pub fn durable(mut self) -> Self {
+        self.options = self.options.durable();
+        self
+    }
+
     /// What tells two messages apart.
     #[must_use]
     pub fn keyed_by(mut self, selector: KeySelector) -> Self {
@@ -151,6 +267,13 @@ pub(super) trait Erased<S: Store>: Send + Sync {
     /// The message's key to this handler, or an error if the body cannot be decoded.
     fn message_key(&self, envelope: &Envelope) -> Result<Option<MessageKey>>;
     fn handle<'a>(&'a self, cx: &'a mut Context<'_, S::Tx>) -> BoxFuture<'a, Result<(), HandlerError>>;
+    /// Whether it runs without a transaction, by [`cause`](Self::cause).
+    fn is_outside(&self) -> bool {
+        false
+    }
+    fn cause(&self, _effects: Effects) -> BoxFuture<'static, Result<(), HandlerError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 }
 
 pub(super) struct Registered<H> {
@@ -159,11 +282,8 @@ pub(super) struct Registered<H> {
 }
 
 impl<H> Registered<H> {
-    pub(super) fn new<Tx>(handler: H) -> Self
-    where
-        H: Handler<Tx>,
-    {
-        Self { options: handler.options(), handler }
+    pub(super) const fn new(handler: H, options: HandlerOptions) -> Self {
+        Self { handler, options }
     }
 }
 

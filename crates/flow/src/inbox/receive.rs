@@ -1,12 +1,13 @@
 //! One handler, one message, one transaction.
 
+use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use oncebox_core::handler::MessageKey;
-use oncebox_core::store::{Dedup, Mailbox, Mark, Marked};
+use oncebox_core::store::{Dedup, Mailbox, Mark, Marked, Store};
 use oncebox_core::{Digest, Envelope, Error, HandlerError, HandlerKey, Kind, MissingId, Outcome, Result};
 
 use super::context::Context;
@@ -30,7 +31,7 @@ const LATE_LEAVE_WAIT: Duration = Duration::from_secs(1);
 const CONTENTION_WAIT: Duration = Duration::from_millis(20);
 
 /// Why a unit did not end in an outcome.
-enum Interrupt {
+pub(super) enum Interrupt {
     /// The database wants it run again from the start.
     Rerun(String),
     /// It ended, this way.
@@ -53,6 +54,8 @@ struct Unit<S: Mailbox + Dedup> {
     envelope: Arc<Envelope>,
     attempt: u32,
     key: Option<MessageKey>,
+    /// The handler's name in markers.
+    marker: Cow<'static, str>,
     digest: Digest,
 }
 
@@ -81,6 +84,7 @@ impl<S: Mailbox + Dedup> Inbox<S> {
             envelope: Arc::clone(envelope),
             attempt,
             key,
+            marker: self.inner.marker(handler.key()),
             digest,
         };
         // A caller that goes away must not cancel a transaction half-way, and a
@@ -103,7 +107,7 @@ impl<S: Mailbox + Dedup> Inbox<S> {
     }
 }
 
-fn message_key<S: Mailbox + Dedup>(
+pub(super) fn message_key<S: Mailbox + Dedup>(
     handler: &dyn Erased<S>,
     envelope: &Envelope,
     digest: &Digest,
@@ -197,11 +201,7 @@ impl<S: Mailbox + Dedup> Unit<S> {
         let store = &self.inner.store;
         self.inner.probe.reach(CrashPoint::C1).await?;
         let mut begun = store.begin().await?;
-        let marked = match self.mark() {
-            None => Ok(Marked::First),
-            Some(mark) => store.mark(&mut begun, &mark, self.inner.clock.now()).await,
-        };
-        match marked {
+        match self.mark_all(&mut begun).await {
             Ok(Marked::First) => {}
             other => {
                 self.undo(begun).await;
@@ -243,19 +243,36 @@ impl<S: Mailbox + Dedup> Unit<S> {
     }
 
     fn mark(&self) -> Option<Mark<'_>> {
-        let retention = self.handler.options().retention;
-        // A marker may be purged once it is `retention` old; a margin keeps the
-        // gate shut before that, whatever the janitor's timing.
-        let window = retention - (retention / 8).min(Duration::from_secs(24 * 3600));
-        let handler = self.handler.key().as_str();
+        self.mark_as(&self.marker)
+    }
+
+    fn mark_as<'a>(&'a self, handler: &'a str) -> Option<Mark<'a>> {
         self.key.as_ref().map(|key| Mark {
             tenant: &self.envelope.tenant,
             handler,
             key,
             digest: self.digest,
             time: self.envelope.time,
-            window: self.inner.options.age_gate.then_some(window),
+            window: self.inner.window(self.handler.as_ref()),
         })
+    }
+
+    /// Marks the message as handled, under the handler's former keys too:
+    /// while old and new versions run side by side, each sees what the other
+    /// has done.
+    async fn mark_all(&self, tx: &mut S::Tx) -> Result<Marked> {
+        for legacy in &self.handler.options().legacy {
+            let name = self.inner.marker(*legacy);
+            let Some(mark) = self.mark_as(&name) else { break };
+            match self.inner.store.mark(tx, &mark, self.inner.clock.now()).await? {
+                Marked::First => {}
+                other => return Ok(other),
+            }
+        }
+        match self.mark() {
+            None => Ok(Marked::First),
+            Some(mark) => self.inner.store.mark(tx, &mark, self.inner.clock.now()).await,
+        }
     }
 
     fn not_first(&self, marked: Marked) -> Outcome {
@@ -272,7 +289,7 @@ impl<S: Mailbox + Dedup> Unit<S> {
     /// only once the marker is ours: a message that took effect is a duplicate,
     /// and one that is being handled elsewhere has been entered but killed nobody.
     fn worn_out(&self, deaths: u32) -> Option<Outcome> {
-        let limit = self.inner.options.retry.max_attempts?;
+        let limit = self.inner.policy(self.key()).max_attempts?;
         let (code, reason) = if deaths >= limit {
             ("process_death", format!("the process died {deaths} times while this message was handled"))
         } else if self.attempt > limit {
@@ -293,26 +310,9 @@ impl<S: Mailbox + Dedup> Unit<S> {
         let failed = |reason| Interrupt::Ended(Outcome::Failed { reason, retry_after: None });
         match tokio::time::timeout(limit, run).await {
             Ok(Ok(Ok(()))) => Ok(cx.into_reply()),
-            Ok(Ok(Err(error))) => Err(self.judge(error)),
+            Ok(Ok(Err(error))) => Err(judge(&self.inner.store, error)),
             Ok(Err(panic)) => Err(failed(format!("the handler panicked: {}", panic_text(panic.as_ref())))),
             Err(_elapsed) => Err(failed(format!("the handler took longer than {limit:?}"))),
-        }
-    }
-
-    /// What a handler's error means: the database's troubles are not the message's fault.
-    fn judge(&self, error: HandlerError) -> Interrupt {
-        let reason = error.chain();
-        let kind = self.inner.store.classify(error.cause());
-        match (error, kind) {
-            (HandlerError::Permanent(_), _) => {
-                Interrupt::Ended(Outcome::Refused { code: "permanent", reason })
-            }
-            (_, Some(Kind::Contention)) => Interrupt::Rerun(reason),
-            (_, Some(kind)) if kind.is_transient() => Interrupt::Ended(Outcome::of_error(kind, reason)),
-            (HandlerError::RetryAfter(delay, _), _) => {
-                Interrupt::Ended(Outcome::Failed { reason, retry_after: Some(delay) })
-            }
-            _ => Interrupt::Ended(Outcome::Failed { reason, retry_after: None }),
         }
     }
 
@@ -345,7 +345,22 @@ impl<S: Mailbox + Dedup> Unit<S> {
     }
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+/// What a handler's error means: the database's troubles are not the message's fault.
+pub(super) fn judge<S: Store>(store: &S, error: HandlerError) -> Interrupt {
+    let reason = error.chain();
+    let kind = store.classify(error.cause());
+    match (error, kind) {
+        (HandlerError::Permanent(_), _) => Interrupt::Ended(Outcome::Refused { code: "permanent", reason }),
+        (_, Some(Kind::Contention)) => Interrupt::Rerun(reason),
+        (_, Some(kind)) if kind.is_transient() => Interrupt::Ended(Outcome::of_error(kind, reason)),
+        (HandlerError::RetryAfter(delay, _), _) => {
+            Interrupt::Ended(Outcome::Failed { reason, retry_after: Some(delay) })
+        }
+        _ => Interrupt::Ended(Outcome::Failed { reason, retry_after: None }),
+    }
+}
+
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }

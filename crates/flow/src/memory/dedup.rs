@@ -1,9 +1,11 @@
 //! The inbox's memory: markers and dead letters.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use oncebox_core::depot::Number;
+use oncebox_core::handler::MessageKey;
 use oncebox_core::store::{Burial, Mark, Marked};
-use oncebox_core::{Dedup, Digest, Envelope, Result, Timestamp};
+use oncebox_core::{Dedup, Digest, Envelope, Error, Kind, Result, Timestamp};
 
 use super::state::Identity;
 use super::store::{MemoryStore, MemoryTx, at, lock};
@@ -18,12 +20,16 @@ pub(super) struct MarkerKey {
 }
 
 impl MarkerKey {
-    fn of(mark: &Mark<'_>) -> Self {
+    pub(super) fn of(mark: &Mark<'_>) -> Self {
+        Self::new(mark.handler, mark.tenant, mark.key)
+    }
+
+    pub(super) fn new(handler: &str, tenant: &str, key: &MessageKey) -> Self {
         Self {
-            handler: mark.handler.to_owned(),
-            tenant: mark.tenant.to_owned(),
-            source: mark.key.source.clone(),
-            id: mark.key.id.clone(),
+            handler: handler.to_owned(),
+            tenant: tenant.to_owned(),
+            source: key.source.clone(),
+            id: key.id.clone(),
         }
     }
 }
@@ -36,16 +42,60 @@ pub(super) struct Marker {
     result: Option<Vec<u8>>,
 }
 
+impl Marker {
+    pub(super) fn new(digest: Digest, processed_at: Timestamp, result: Option<&[u8]>) -> Self {
+        Self { digest, processed_at, result: result.map(<[u8]>::to_vec) }
+    }
+
+    pub(super) const fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// What a message with this digest finds when the marker is there.
+    pub(super) fn found(&self, digest: Digest) -> Marked {
+        if self.digest == digest {
+            Marked::Duplicate { result: self.result.clone() }
+        } else {
+            Marked::Conflict
+        }
+    }
+}
+
 /// All markers, with their order by age.
 #[derive(Default)]
 pub(super) struct Markers {
     markers: HashMap<MarkerKey, Marker>,
     ages: HashMap<String, BTreeSet<(Timestamp, MarkerKey)>>,
+    /// The most there may be.
+    capacity: Option<usize>,
 }
 
 impl Markers {
     pub(super) fn count(&self) -> usize {
         self.markers.len()
+    }
+
+    pub(super) fn limit(&mut self, capacity: usize) {
+        self.capacity = Some(capacity);
+    }
+
+    /// Whether a transaction that has written these may write another one. No
+    /// marker is forgotten to make room: its message would run again.
+    pub(super) fn check_room(&self, written: &HashMap<MarkerKey, Marker>) -> Result<()> {
+        let Some(capacity) = self.capacity else { return Ok(()) };
+        let added = written.keys().filter(|key| !self.markers.contains_key(key)).count();
+        if self.markers.len().saturating_add(added) < capacity {
+            return Ok(());
+        }
+        let text = format!(
+            "the store is full: it may hold {capacity} markers and must not forget one of them; \
+             purge old markers or raise `marker_capacity`"
+        );
+        Err(Error::new(Kind::Unavailable, text))
+    }
+
+    pub(super) fn get(&self, key: &MarkerKey) -> Option<&Marker> {
+        self.markers.get(key)
     }
 
     /// Writes a marker, or the reply of one that is there.
@@ -86,30 +136,52 @@ pub struct DeadLetter {
     pub envelope: Envelope,
 }
 
+/// A dead letter in its place.
+pub(super) struct Grave {
+    pub(super) letter: DeadLetter,
+    pub(super) died_at: Timestamp,
+}
+
 /// All dead letters, each once.
 #[derive(Default)]
 pub(super) struct Graveyard {
-    letters: Vec<DeadLetter>,
-    graves: HashSet<(String, String, Identity, Digest)>,
+    graves: BTreeMap<Number, Grave>,
+    last: Number,
+    buried: HashSet<(String, String, Identity, Digest)>,
 }
 
 impl Graveyard {
-    pub(super) fn letters(&self) -> &[DeadLetter] {
-        &self.letters
+    pub(super) fn letters(&self) -> impl ExactSizeIterator<Item = &DeadLetter> {
+        self.graves.values().map(|grave| &grave.letter)
     }
 
-    fn bury(&mut self, burial: &Burial<'_>) {
+    pub(super) fn graves(&self) -> impl Iterator<Item = (Number, &Grave)> {
+        self.graves.iter().map(|(number, grave)| (*number, grave))
+    }
+
+    /// Takes a letter away; `false` if there is none.
+    pub(super) fn exhume(&mut self, number: Number) -> bool {
+        self.graves.remove(&number).is_some_and(|Grave { letter, .. }| {
+            let DeadLetter { channel, handler, envelope, .. } = letter;
+            self.buried.remove(&(channel, handler, Identity::of(&envelope), envelope.digest()));
+            true
+        })
+    }
+
+    fn bury(&mut self, burial: &Burial<'_>, died_at: Timestamp) {
         let Burial { channel, handler, envelope, .. } = *burial;
         let grave = (channel.to_owned(), handler.to_owned(), Identity::of(envelope), envelope.digest());
-        if self.graves.insert(grave) {
-            self.letters.push(DeadLetter {
+        if self.buried.insert(grave) {
+            let letter = DeadLetter {
                 channel: channel.to_owned(),
                 handler: handler.to_owned(),
                 code: burial.code.to_owned(),
                 reason: burial.reason.to_owned(),
                 attempts: burial.attempts,
                 envelope: envelope.clone(),
-            });
+            };
+            self.last += 1;
+            self.graves.insert(self.last, Grave { letter, died_at });
         }
     }
 }
@@ -118,14 +190,14 @@ impl Dedup for MemoryStore {
     async fn mark(&self, tx: &mut MemoryTx, mark: &Mark<'_>, now: Option<Timestamp>) -> Result<Marked> {
         let (key, now) = (MarkerKey::of(mark), at(now));
         if let Some(marker) = tx.marker(&key) {
-            let is_same = marker.digest == mark.digest;
-            return Ok(if is_same { Marked::Duplicate { result: marker.result } } else { Marked::Conflict });
+            return Ok(marker.found(mark.digest));
         }
         let too_old = mark.time.zip(mark.window).is_some_and(|(time, window)| time < now.minus(window));
         if too_old {
             return Ok(Marked::TooOld);
         }
-        tx.markers.insert(key, Marker { digest: mark.digest, processed_at: now, result: None });
+        lock(&tx.state).markers.check_room(&tx.markers)?;
+        tx.markers.insert(key, Marker::new(mark.digest, now, None));
         Ok(Marked::First)
     }
 
@@ -152,15 +224,15 @@ impl Dedup for MemoryStore {
         Ok(())
     }
 
-    async fn bury(&self, burial: &Burial<'_>, _now: Option<Timestamp>) -> Result<()> {
-        self.write(|state| state.graveyard.bury(burial)).await
+    async fn bury(&self, burial: &Burial<'_>, now: Option<Timestamp>) -> Result<()> {
+        self.write(|state| state.graveyard.bury(burial, at(now))).await
     }
 }
 
 impl MemoryTx {
     /// A marker as this transaction sees it.
     fn marker(&self, key: &MarkerKey) -> Option<Marker> {
-        self.markers.get(key).cloned().or_else(|| lock(&self.state).markers.markers.get(key).cloned())
+        self.markers.get(key).cloned().or_else(|| lock(&self.state).markers.get(key).cloned())
     }
 }
 
@@ -215,6 +287,28 @@ mod tests {
             Marked::Duplicate { result: None },
             "a marker proves more than an age"
         );
+    }
+
+    #[tokio::test]
+    async fn a_full_store_takes_no_new_message_and_still_knows_the_old_ones() {
+        let store = MemoryStore::new().marker_capacity(2);
+        let keys = ["1", "2", "3"].map(|id| MessageKey { source: "shop".into(), id: id.into() });
+        let [one, two, three] = keys.each_ref().map(|key| mark(key, "x"));
+        let mut tx = store.begin().await.unwrap();
+        store.mark(&mut tx, &one, NOW).await.unwrap();
+        store.mark(&mut tx, &two, NOW).await.unwrap();
+
+        let within = store.mark(&mut tx, &three, NOW).await.unwrap_err();
+        store.commit(tx).await.unwrap();
+        let mut tx = store.clone().begin().await.unwrap();
+        let later = store.clone().mark(&mut tx, &three, NOW).await.unwrap_err();
+
+        assert_eq!((within.kind(), later.kind()), (Kind::Unavailable, Kind::Unavailable));
+        assert!(later.to_string().contains("2 markers"), "{later}");
+        for known in [&one, &two] {
+            let marked = store.mark(&mut tx, known, NOW).await.unwrap();
+            assert_eq!(marked, Marked::Duplicate { result: None });
+        }
     }
 
     #[tokio::test]

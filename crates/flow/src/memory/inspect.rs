@@ -1,11 +1,15 @@
 //! What operators see of the store.
 
+use std::collections::BTreeMap;
+
 use oncebox_core::Timestamp;
-use oncebox_core::inspect::{BoxFuture, COUNT_CAP, Inspect, SinkStatus, Status};
+use oncebox_core::inspect::{BoxFuture, COUNT_CAP, HandlerStatus, Inspect, SinkStatus, Status};
 use oncebox_core::log::{ParkedRow, Position};
 
+use super::delivery::{HandlerId, Stage};
 use super::parking::Stand;
 use super::state::{Log, Logged, Sink, State};
+use super::stock::Stock;
 use super::store::{MemoryStore, at};
 
 impl Inspect for MemoryStore {
@@ -34,8 +38,35 @@ fn status(state: &State, now: Timestamp) -> Status {
         scheduled: capped(state.log.scheduled()),
         sinks: relayed.map(|(name, sink)| sink_status(name, sink, &state.log, now)).collect(),
         markers: capped(state.markers.count()),
-        dead_letters: capped(state.graveyard.letters().len()),
+        dead_letters: capped(state.graveyard.letters().len() + dead(&state.stock)),
+        handlers: handlers(&state.stock, now),
     }
+}
+
+fn dead(stock: &Stock) -> usize {
+    stock.open().filter(|(_, row, _)| row.stage == Stage::Dead).count()
+}
+
+/// Each handler that has deliveries which are not over.
+fn handlers(stock: &Stock, now: Timestamp) -> Vec<HandlerStatus> {
+    let mut handlers: BTreeMap<&HandlerId, HandlerStatus> = BTreeMap::new();
+    for (_, row, message) in stock.open() {
+        let id = &row.identity.handler;
+        let fresh =
+            || HandlerStatus { scope: id.0.clone(), handler: id.1.clone(), ..HandlerStatus::default() };
+        let status = handlers.entry(id).or_insert_with(fresh);
+        let count = match row.stage {
+            Stage::Ready => &mut status.ready,
+            Stage::Leased => &mut status.leased,
+            Stage::Behind => &mut status.behind,
+            Stage::Parked => &mut status.parked,
+            Stage::Dead => &mut status.dead,
+            Stage::Done | Stage::Discarded => continue,
+        };
+        *count = (*count + 1).min(COUNT_CAP);
+        status.oldest = status.oldest.max(Some(now.since(message.received_at)));
+    }
+    handlers.into_values().collect()
 }
 
 fn sink_status(name: &str, sink: &Sink, log: &Log, now: Timestamp) -> SinkStatus {
@@ -96,7 +127,7 @@ fn parked(state: &State, limit: usize, is_meant: impl Fn(&ParkedRow) -> bool) ->
     rows
 }
 
-fn capped(count: usize) -> i64 {
+pub(super) fn capped(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(COUNT_CAP).min(COUNT_CAP)
 }
 

@@ -5,13 +5,17 @@
 //! The transport is what an embedded application uses when it has no broker.
 
 mod dedup;
+mod delivery;
+mod depot;
 mod inspect;
+mod letters;
 mod mailbox;
 mod parking;
 mod queue;
 mod relay;
 mod retention;
 mod state;
+mod stock;
 mod store;
 mod transport;
 

@@ -1,5 +1,7 @@
 //! Forgetting what everybody has settled.
 
+use std::time::Duration;
+
 use oncebox_core::log::Position;
 use oncebox_core::store::Purge;
 use oncebox_core::{Result, Retention, Timestamp};
@@ -18,7 +20,24 @@ impl Retention for MemoryStore {
                 }
                 Purge::Relays(age) => purge_members(state, limit, now.minus(*age)),
                 Purge::Entries(age) => purge_entries(state, limit, now.minus(*age)),
+                Purge::Deliveries { scope, handler, older_than } => {
+                    let handler = (scope.clone(), handler.clone());
+                    state.stock.purge_deliveries(&handler, limit, now.minus(*older_than))
+                }
+                Purge::Messages(age) => state.stock.purge_messages(limit, now.minus(*age)),
             }
+        })
+        .await
+    }
+
+    async fn hold_broom(&self, holder: &str, lease: Duration, now: Option<Timestamp>) -> Result<bool> {
+        self.write(|state| {
+            let now = at(now);
+            if state.broom.as_ref().is_some_and(|(other, until)| other != holder && *until > now) {
+                return false;
+            }
+            state.broom = Some((holder.to_owned(), now.plus(lease)));
+            true
         })
         .await
     }
@@ -70,8 +89,6 @@ fn purge_entries(state: &mut State, limit: usize, cutoff: Timestamp) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use oncebox_core::log::{ClaimRequest, Park, Parking, Settlement, Window};
     use oncebox_core::{Envelope, Mailbox, Store};
 

@@ -9,7 +9,9 @@ use oncebox_core::log::{Position, SHARDS, Shard};
 use oncebox_core::{Envelope, Once, Timestamp};
 
 use super::dedup::{Graveyard, MarkerKey, Markers};
+use super::delivery::HandlerId;
 use super::parking::ParkingLot;
+use super::stock::Stock;
 use super::store::Tables;
 
 /// Everything the store knows.
@@ -21,6 +23,11 @@ pub(super) struct State {
     /// Handlers' runs that have not ended, and when the last one began.
     pub(super) entries: HashMap<MarkerKey, (u32, Timestamp)>,
     pub(super) graveyard: Graveyard,
+    pub(super) stock: Stock,
+    /// Handlers of the durable inbox that somebody could run, and when that was last so.
+    pub(super) announced: HashMap<HandlerId, Timestamp>,
+    /// Who may sweep, and until when.
+    pub(super) broom: Option<(String, Timestamp)>,
     pub(super) tables: Tables,
 }
 

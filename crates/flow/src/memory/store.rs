@@ -17,6 +17,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::dedup::{DeadLetter, Marker, MarkerKey};
 use super::state::{Puts, State};
+use super::stock::Stock;
 
 /// Rows of the user's own, by table.
 pub(super) type Tables = HashMap<String, Vec<String>>;
@@ -44,6 +45,15 @@ impl MemoryStore {
         self
     }
 
+    /// The most markers all clones hold together; no limit unless chosen. A full
+    /// store refuses to handle new messages ([`Kind::Unavailable`], so they
+    /// come again) until old markers are purged; it never forgets one to make room.
+    #[must_use]
+    pub fn marker_capacity(self, markers: usize) -> Self {
+        self.state().markers.limit(markers);
+        self
+    }
+
     /// The committed rows of one of the user's tables, in commit order.
     pub async fn rows(&self, table: &str) -> Vec<String> {
         self.state().tables.get(table).cloned().unwrap_or_default()
@@ -51,7 +61,7 @@ impl MemoryStore {
 
     /// What no handler could take, in the order it was buried.
     pub async fn dead_letters(&self) -> Vec<DeadLetter> {
-        self.state().graveyard.letters().to_vec()
+        self.state().graveyard.letters().cloned().collect()
     }
 
     /// What is committed. The guard must not live across an await.
@@ -101,6 +111,7 @@ impl Store for MemoryStore {
             puts: Puts::default(),
             markers: HashMap::new(),
             left: Vec::new(),
+            stock: Stock::default(),
             grown: BTreeMap::new(),
         }))
     }
@@ -138,6 +149,8 @@ pub struct MemoryTx {
     pub(super) puts: Puts,
     pub(super) markers: HashMap<MarkerKey, Marker>,
     pub(super) left: Vec<MarkerKey>,
+    /// Messages and deliveries of the durable inbox that were added or changed.
+    pub(super) stock: Stock,
     /// Tables that were appended to, with the length to cut them back to.
     grown: BTreeMap<String, usize>,
 }
@@ -160,6 +173,7 @@ impl MemoryTx {
     fn publish(&mut self) {
         let mut state = lock(&self.state);
         state.log.take(std::mem::take(&mut self.puts));
+        state.stock.absorb(std::mem::take(&mut self.stock));
         for key in self.left.drain(..) {
             match state.entries.get_mut(&key) {
                 Some((entries, _)) if *entries > 1 => *entries -= 1,

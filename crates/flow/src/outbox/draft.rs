@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use oncebox_core::{Envelope, Mailbox, Result, Timestamp, Transaction};
+use oncebox_core::{Envelope, Mailbox, Result, Store, Timestamp, Transaction};
 
 use super::Outbox;
 
 /// A message that is not put yet.
 #[derive(Debug)]
 #[must_use = "a draft does nothing until it is put"]
-pub struct Draft<'o, S> {
+pub struct Draft<'o, S: Store> {
     outbox: &'o Outbox<S>,
     envelope: Envelope,
     delay: Option<Duration>,

@@ -11,6 +11,7 @@ use oncebox_core::{Error, Kind, Result};
 use tokio_util::sync::CancellationToken;
 
 use super::Relay;
+use super::heartbeat::Heartbeat;
 use super::outage::Outage;
 use crate::chance;
 use crate::clock::Clock;
@@ -107,6 +108,7 @@ pub struct RelayBuilder<S, P> {
     options: RelayOptions,
     clock: Clock,
     wakeup: Wakeup,
+    heartbeat: Heartbeat,
     probe: Probe,
 }
 
@@ -123,7 +125,8 @@ macro_rules! setters {
 impl<S: Mailbox, P: Publisher> RelayBuilder<S, P> {
     pub(super) fn new(store: S, publisher: Arc<P>) -> Self {
         let (options, clock) = (RelayOptions::default(), Clock::default());
-        Self { store, publisher, options, clock, wakeup: Wakeup::default(), probe: Probe::default() }
+        let (wakeup, heartbeat) = (Wakeup::default(), Heartbeat::default());
+        Self { store, publisher, options, clock, wakeup, heartbeat, probe: Probe::default() }
     }
 
     setters! {
@@ -167,6 +170,12 @@ impl<S: Mailbox, P: Publisher> RelayBuilder<S, P> {
         self
     }
 
+    /// Where `run` tells that its loops turn.
+    pub fn heartbeat(mut self, heartbeat: Heartbeat) -> Self {
+        self.heartbeat = heartbeat;
+        self
+    }
+
     /// The clock of tests.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
@@ -202,6 +211,7 @@ impl<S: Mailbox, P: Publisher> RelayBuilder<S, P> {
             outage: Outage::default(),
             clock: self.clock,
             wakeup: self.wakeup,
+            heartbeat: self.heartbeat,
             probe: self.probe,
             stop: CancellationToken::new(),
         }
@@ -213,6 +223,7 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
     pub(super) fn sibling(&self) -> Self {
         let sibling = RelayBuilder::new(self.store.clone(), Arc::clone(&self.publisher));
         let sibling = sibling.options(self.options.clone()).clock(self.clock.clone());
-        sibling.wakeup(self.wakeup.clone()).probe(self.probe.clone()).assemble()
+        let sibling = sibling.wakeup(self.wakeup.clone()).heartbeat(self.heartbeat.clone());
+        sibling.probe(self.probe.clone()).assemble()
     }
 }

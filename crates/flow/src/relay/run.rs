@@ -8,6 +8,7 @@ use oncebox_core::{Error, Kind, Result};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::heartbeat::Pulse;
 use super::{Progress, Relay};
 use crate::chance;
 use crate::wakeup::Listener;
@@ -81,11 +82,12 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
 
     async fn serve(&mut self, report: &mut RelayReport) {
         let mut hints = self.wakeup.listen();
+        let pulse = self.heartbeat.worker(&self.holder);
         let mut wait = SHORTEST_WAIT;
         let mut failures = 0_u32;
         while !self.stopping() {
             let mut wish = Duration::ZERO;
-            match self.bounded_step().await {
+            match self.bounded_step(&pulse).await {
                 Ok(progress) => {
                     report.published += progress.published as u64;
                     report.parked += progress.parked as u64;
@@ -104,9 +106,12 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
                 }
             }
             if failures > 0 {
-                self.pause(self.failure_wait(failures).max(wish)).await;
+                let wait = self.failure_wait(failures).max(wish);
+                pulse.expect(wait);
+                self.pause(wait).await;
                 continue;
             }
+            pulse.expect(wait);
             if self.rest(wait, &mut hints).await {
                 wait = SHORTEST_WAIT;
             } else {
@@ -117,8 +122,9 @@ impl<S: Mailbox, P: Publisher> Relay<S, P> {
 
     /// A pass that hangs, on a connection nobody answers on, is given up: its
     /// lease is over by then.
-    async fn bounded_step(&mut self) -> Result<Progress> {
+    async fn bounded_step(&mut self, pulse: &Pulse) -> Result<Progress> {
         let limit = self.options.lease * 2;
+        pulse.expect(limit);
         match tokio::time::timeout(limit, self.step()).await {
             Ok(stepped) => stepped,
             Err(_elapsed) => {

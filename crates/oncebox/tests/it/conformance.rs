@@ -16,8 +16,16 @@ mod memory {
         oncebox_conformance::store_suite!(oncebox_conformance::MemoryFixture);
     }
 
+    mod depot {
+        oncebox_conformance::depot_suite!(oncebox_conformance::MemoryFixture);
+    }
+
     mod path {
         oncebox_conformance::path_suite!(oncebox_conformance::MemoryFixture);
+    }
+
+    mod durable {
+        oncebox_conformance::durable_suite!(oncebox_conformance::MemoryFixture);
     }
 
     mod transport {

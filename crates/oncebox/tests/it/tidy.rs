@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What a newcomer needs, and nothing else.
-const ROOT: [&str; 17] = [
+const ROOT: [&str; 18] = [
     ".ci",
+    ".config",
     ".git",
     ".gitignore",
     "ARCHITECTURE.md",

@@ -1,11 +1,11 @@
 //! The inbox's memory: markers, replies and dead letters.
 
-use oncebox_core::cloudevents;
 use oncebox_core::store::{Burial, Mark, Marked};
 use oncebox_core::{Dedup, Envelope, Error, Kind, Result, Timestamp};
 use serde_json::Value;
 use sqlx::PgConnection;
 
+use super::content;
 use super::error::failed;
 use super::row::{Time, clock, count, span, storable};
 use super::store::PostgresStore;
@@ -110,14 +110,9 @@ impl Dedup for PostgresStore {
     }
 }
 
-/// The message without its payload, which has a column of its own.
+/// What is kept of a message, in a column that cannot hold everything.
 fn attributes(envelope: &Envelope) -> Value {
-    let mut event = cloudevents::to_json(envelope);
-    if let Some(event) = event.as_object_mut() {
-        event.remove("data");
-        event.remove("data_base64");
-    }
-    clean(event)
+    clean(content::attributes(envelope))
 }
 
 /// `jsonb` cannot hold U+0000 either, and a message from elsewhere may carry it anywhere.

@@ -1,6 +1,6 @@
 //! What operators see. Every count stops at a cap, so looking stays cheap.
 
-use oncebox_core::inspect::{BoxFuture, COUNT_CAP, Inspect, SinkStatus, Status};
+use oncebox_core::inspect::{BoxFuture, COUNT_CAP, HandlerStatus, Inspect, SinkStatus, Status};
 use oncebox_core::log::ParkedRow;
 use oncebox_core::{Result, Timestamp};
 use sqlx::Row as _;
@@ -40,7 +40,30 @@ async fn status(store: &PostgresStore) -> Result<Status> {
         .await
         .map_err(failed(STATUS_FAILED))?;
     let sinks = sinks.iter().map(sink).collect::<Result<_, _>>().map_err(failed(STATUS_FAILED))?;
-    Ok(Status { logged, scheduled, sinks, markers, dead_letters })
+    Ok(Status { logged, scheduled, sinks, markers, dead_letters, handlers: handlers(store).await? })
+}
+
+async fn handlers(store: &PostgresStore) -> Result<Vec<HandlerStatus>> {
+    let rows = sqlx::query(store.sql(include_str!("sql/status_handlers.sql")))
+        .bind(COUNT_CAP)
+        .fetch_all(store.pool())
+        .await
+        .map_err(failed(STATUS_FAILED))?;
+    rows.iter().map(handler).collect::<Result<_, _>>().map_err(failed(STATUS_FAILED))
+}
+
+fn handler(columns: &PgRow) -> Result<HandlerStatus, sqlx::Error> {
+    let now: Timestamp = columns.try_get::<Time, _>(8)?.0;
+    Ok(HandlerStatus {
+        scope: columns.try_get(0)?,
+        handler: columns.try_get(1)?,
+        ready: columns.try_get(2)?,
+        leased: columns.try_get(3)?,
+        behind: columns.try_get(4)?,
+        parked: columns.try_get(5)?,
+        dead: columns.try_get(6)?,
+        oldest: columns.try_get::<Option<Time>, _>(7)?.map(|oldest| now.since(oldest.0)),
+    })
 }
 
 fn sink(columns: &PgRow) -> Result<SinkStatus, sqlx::Error> {

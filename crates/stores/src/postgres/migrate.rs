@@ -20,6 +20,7 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeou
 const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "once", text: include_str!("migrations/0001_once.sql") },
     Migration { version: 2, name: "outage", text: include_str!("migrations/0002_outage.sql") },
+    Migration { version: 3, name: "depot", text: include_str!("migrations/0003_depot.sql") },
 ];
 
 /// One row of the table of migrations.

@@ -27,6 +27,11 @@ const RUN_LIMIT: usize = 100;
 /// One more than a relay lists, so that it can tell.
 const BLOCKED_LIMIT: usize = MAX_BLOCKED + 1;
 
+/// Statements that read the log are planned each time. A plan that is kept may
+/// have been made while the log was empty, and then reads all of it from its
+/// beginning until the server next analyses the table.
+const PLAN_IS_KEPT: bool = false;
+
 const CLAIM_FAILED: &str = "cannot claim shards";
 const READ_FAILED: &str = "cannot read the outbox log";
 const SETTLE_FAILED: &str = "cannot settle";
@@ -111,7 +116,8 @@ pub(super) async fn read(store: &PostgresStore, window: Window<'_>) -> Result<Sp
     let unknown = wanted.split_off(wanted.partition_point(|position| *position <= looked_up));
     let fresh: Vec<Position> = rows.iter().skip(late).map(|row| row.position).collect();
     let mut is_full = is_crowded || (fresh.len() >= window.limit && window.limit > 0);
-    let seen = seen(store, &window, &fresh, is_full).await?;
+    let (seen, has_more) = seen(store, &window, &fresh, is_full).await?;
+    is_full |= has_more;
     let (through, new) = gaps(window.after, seen, MAX_HOLES);
     let reached = rows.partition_point(|row| row.position <= window.after.max(through));
     if reached < rows.len() {
@@ -139,7 +145,8 @@ async fn rows(store: &PostgresStore, window: &Window<'_>, wanted: &[Position]) -
     } else {
         include_str!("sql/read_with_holes.sql")
     };
-    let mut query = sqlx::query(store.sql(text)).bind(window.after).bind(window.shards).bind(limit(above));
+    let query = sqlx::query(store.sql(text)).persistent(PLAN_IS_KEPT);
+    let mut query = query.bind(window.after).bind(window.shards).bind(limit(above));
     if !wanted.is_empty() {
         query = query.bind(wanted).bind(limit(window.limit));
     }
@@ -153,32 +160,43 @@ async fn rows(store: &PostgresStore, window: &Window<'_>, wanted: &[Position]) -
 }
 
 /// The positions above that are taken by a visible row of any shard, ascending,
-/// and none of which is missing below the last one.
+/// and none of which is missing below the last one; and whether rows of these
+/// shards have appeared since they were read.
 async fn seen(
     store: &PostgresStore,
     window: &Window<'_>,
     fresh: &[Position],
     is_full: bool,
-) -> Result<Vec<Position>> {
+) -> Result<(Vec<Position>, bool)> {
     let is_every_shard = window.shards.len() >= SHARDS.unsigned_abs().into();
-    if is_every_shard || window.holes.len() > MAX_HOLES {
-        return Ok(fresh.to_vec());
+    let last = fresh.last().copied().unwrap_or(window.after);
+    let upper = if is_full { last } else { Position::MAX };
+    if is_every_shard || window.holes.len() > MAX_HOLES || upper <= window.after {
+        return Ok((fresh.to_vec(), false));
     }
-    let upper = if is_full { fresh.last().copied().unwrap_or(window.after) } else { Position::MAX };
-    let foreign: Vec<Position> = sqlx::query_scalar(store.sql(include_str!("sql/read_foreign.sql")))
+    let (foreign, missed) = sqlx::query_as(store.sql(include_str!("sql/read_foreign.sql")))
+        .persistent(PLAN_IS_KEPT)
         .bind(window.after)
         .bind(upper)
         .bind(window.shards)
         .bind(limit(FOREIGN_LIMIT))
-        .fetch_all(store.pool())
+        .bind(last)
+        .fetch_one(store.pool())
         .await
         .map_err(failed(READ_FAILED))?;
+    let foreign: Vec<Position> = foreign;
     let mut seen = merged(fresh, &foreign);
     // Past the limit nothing is known about other shards.
     if let (Some(last), true) = (foreign.last(), foreign.len() >= FOREIGN_LIMIT) {
         seen.truncate(seen.partition_point(|position| position <= last));
     }
-    Ok(seen)
+    // Rows that were committed between the two statements are for the next read. To go beyond the
+    // first of them would make a hole of each, and a large transaction would be read hole by hole.
+    let missed: Option<Position> = missed;
+    if let Some(missed) = missed {
+        seen.truncate(seen.partition_point(|position| *position < missed));
+    }
+    Ok((seen, missed.is_some()))
 }
 
 /// Learns who may still fill the open holes.

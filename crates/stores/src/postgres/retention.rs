@@ -1,5 +1,7 @@
 //! Forgetting, within bounds. What may go is decided inside the statements.
 
+use std::time::Duration;
+
 use oncebox_core::store::Purge;
 use oncebox_core::{Result, Retention, Timestamp};
 
@@ -16,12 +18,29 @@ impl Retention for PostgresStore {
             }
             Purge::Relays(age) => (include_str!("sql/purge_relays.sql"), *age, "cannot purge relays"),
             Purge::Entries(age) => (include_str!("sql/purge_entries.sql"), *age, "cannot purge entries"),
+            Purge::Deliveries { older_than, .. } => {
+                (include_str!("sql/purge_deliveries.sql"), *older_than, "cannot purge deliveries")
+            }
+            Purge::Messages(age) => (include_str!("sql/purge_messages.sql"), *age, "cannot purge messages"),
         };
         let mut query = sqlx::query(self.sql(text)).bind(span(age)).bind(limit(rows)).bind(clock(now));
-        if let Purge::Markers { handler, .. } = purge {
-            query = query.bind(handler);
-        }
+        query = match purge {
+            Purge::Markers { handler, .. } => query.bind(handler),
+            Purge::Deliveries { scope, handler, .. } => query.bind(scope).bind(handler),
+            Purge::Outbox(_) | Purge::Relays(_) | Purge::Entries(_) | Purge::Messages(_) => query,
+        };
         let done = query.execute(self.pool()).await.map_err(failed(what))?;
         Ok(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX))
+    }
+
+    async fn hold_broom(&self, holder: &str, lease: Duration, now: Option<Timestamp>) -> Result<bool> {
+        let done = sqlx::query(self.sql(include_str!("sql/hold_broom.sql")))
+            .bind(holder)
+            .bind(span(lease))
+            .bind(clock(now))
+            .execute(self.pool())
+            .await
+            .map_err(failed("cannot take the right to sweep"))?;
+        Ok(done.rows_affected() > 0)
     }
 }

@@ -35,6 +35,8 @@ pub struct PostgresStore {
     settings: Arc<Settings>,
     texts: Arc<Mutex<Texts>>,
     pub(super) holes: Arc<Mutex<Holes>>,
+    /// What leases are renewed on; opened and used for nothing else.
+    pub(super) renewal: Arc<tokio::sync::Mutex<Option<PgConnection>>>,
 }
 
 #[derive(Clone)]
@@ -64,7 +66,13 @@ impl PostgresStore {
             begin: SqlStr::from_static(""),
         };
         settings.begin = begin_text(&settings);
-        Self { pool, settings: Arc::new(settings), texts: Arc::default(), holes: Arc::default() }
+        Self {
+            pool,
+            settings: Arc::new(settings),
+            texts: Arc::default(),
+            holes: Arc::default(),
+            renewal: Arc::default(),
+        }
     }
 
     /// Connects, with a pool of its own.

@@ -1,13 +1,12 @@
 //! The inbox's memory: markers, replies, dead letters.
 
-use oncebox_core::cloudevents;
 use oncebox_core::store::{Burial, Dedup, Mark, Marked};
 use oncebox_core::timestamp::micros;
 use oncebox_core::{Error, Kind, Result, Timestamp};
 use sqlx::sqlite::SqliteConnection;
 
-use super::SqliteStore;
 use super::error::failed;
+use super::{SqliteStore, content};
 
 const MARK: &str = "cannot write a marker";
 
@@ -95,12 +94,6 @@ impl Dedup for SqliteStore {
 
     async fn bury(&self, burial: &Burial<'_>, now: Option<Timestamp>) -> Result<()> {
         let envelope = burial.envelope;
-        let mut event = cloudevents::to_json(envelope);
-        if let Some(attributes) = event.as_object_mut() {
-            // The payload has a column of its own.
-            attributes.remove("data");
-            attributes.remove("data_base64");
-        }
         sqlx::query(self.sql(include_str!("sql/bury.sql")))
             .bind(burial.channel)
             .bind(burial.handler)
@@ -111,7 +104,7 @@ impl Dedup for SqliteStore {
             .bind(burial.code)
             .bind(burial.reason)
             .bind(i64::from(burial.attempts))
-            .bind(event.to_string())
+            .bind(content::attributes(envelope))
             .bind(envelope.payload.as_slice())
             .bind(now.map(Timestamp::micros))
             .execute(self.pool())

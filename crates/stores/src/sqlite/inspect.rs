@@ -1,16 +1,18 @@
 //! What operators see.
 
-use oncebox_core::inspect::{BoxFuture, COUNT_CAP, Inspect, SinkStatus, Status};
+use oncebox_core::inspect::{BoxFuture, COUNT_CAP, HandlerStatus, Inspect, SinkStatus, Status};
 use oncebox_core::log::ParkedRow;
 use oncebox_core::{Result, Timestamp};
 use sqlx::Row as _;
-use sqlx::sqlite::SqliteRow;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::error::failed;
 use super::row::count;
 use super::{SqliteStore, relay};
 
 const STATUS: &str = "cannot read the status";
+/// Among so many deliveries of each state the oldest is looked for.
+const OLDEST_AMONG: i64 = 1000;
 
 impl Inspect for SqliteStore {
     fn status(&self) -> BoxFuture<'_, Result<Status>> {
@@ -43,7 +45,45 @@ async fn status(store: &SqliteStore) -> Result<Status> {
         .await
         .map_err(failed(STATUS))?;
     let sinks = rows.iter().map(|row| sink_status(row, now)).collect::<sqlx::Result<_>>();
-    Ok(Status { logged, scheduled, sinks: sinks.map_err(failed(STATUS))?, markers, dead_letters })
+    let sinks = sinks.map_err(failed(STATUS))?;
+    let handlers = handlers(store, &mut tx, now).await?;
+    Ok(Status { logged, scheduled, sinks, markers, dead_letters, handlers })
+}
+
+async fn handlers(
+    store: &SqliteStore,
+    tx: &mut SqliteConnection,
+    now: Timestamp,
+) -> Result<Vec<HandlerStatus>> {
+    // One row per handler and state, those of a handler side by side.
+    let rows: Vec<(String, String, String, i64, Option<i64>)> =
+        sqlx::query_as(store.sql(include_str!("sql/status_handlers.sql")))
+            .bind(COUNT_CAP)
+            .bind(OLDEST_AMONG)
+            .fetch_all(tx)
+            .await
+            .map_err(failed(STATUS))?;
+    let mut all: Vec<HandlerStatus> = Vec::new();
+    for (scope, handler, state, count, oldest) in rows {
+        let mut status = match all.pop() {
+            Some(status) if status.scope == scope && status.handler == handler => status,
+            other => {
+                all.extend(other);
+                HandlerStatus { scope, handler, ..HandlerStatus::default() }
+            }
+        };
+        match state.as_str() {
+            "ready" => status.ready = count,
+            "leased" => status.leased = count,
+            "behind" => status.behind = count,
+            "parked" => status.parked = count,
+            _ => status.dead = count,
+        }
+        let age = oldest.map(|time| now.since(Timestamp::from_micros(time)));
+        status.oldest = status.oldest.max(age);
+        all.push(status);
+    }
+    Ok(all)
 }
 
 fn sink_status(row: &SqliteRow, now: Timestamp) -> sqlx::Result<SinkStatus> {

@@ -21,6 +21,7 @@ const SNAPSHOT: &str = include_str!("schema.snapshot");
 const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "once", text: include_str!("migrations/0001_once.sql") },
     Migration { version: 2, name: "outage", text: include_str!("migrations/0002_outage.sql") },
+    Migration { version: 3, name: "depot", text: include_str!("migrations/0003_depot.sql") },
 ];
 const TABLE: &str = include_str!("sql/migration_table.sql");
 const READ: &str = "cannot read which migrations are applied";

@@ -147,6 +147,15 @@ impl Connection {
         }
     }
 
+    /// Returns when what was handed to the client is on its way, if it can be.
+    pub(super) async fn flush(&self) {
+        let client = self.kept.lock().await.as_ref().map(|kept| kept.live.client.clone());
+        if let Some(client) = client {
+            // What cannot be sent comes again.
+            drop(timeout(API_TIMEOUT, client.flush()).await);
+        }
+    }
+
     async fn connect(&self) -> Result<Live> {
         let access = locked(&self.access).clone();
         let hosts = access.hosts();

@@ -23,9 +23,13 @@ mod wire;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use oncebox_core::{Capabilities, Order, Result};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::debug;
 
 pub use self::options::{NatsOptions, Topology};
 pub use self::subscriber::{NatsAnswer, NatsFeed};
@@ -34,6 +38,9 @@ use self::connection::Connection;
 use self::options::{Access, Login};
 use self::subscriber::Attempts;
 use self::topology::Known;
+
+/// How long leaving may take: opening a feed and giving back what it holds are both bounded by half of it.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A transport over NATS JetStream. Clones share their connections, one for
 /// publishing and one for all feeds.
@@ -48,6 +55,7 @@ struct Inner {
     consuming: Connection,
     known: Known,
     attempts: Attempts,
+    feeds: TaskTracker,
     closed: CancellationToken,
 }
 
@@ -79,7 +87,8 @@ impl Nats {
         let connection = |role| Connection::new(options.clone(), role);
         let (publishing, consuming) = (connection("publisher"), connection("consumer"));
         let (known, attempts) = (Known::default(), Attempts::default());
-        Self { inner: Arc::new(Inner { options, publishing, consuming, known, attempts, closed }) }
+        let feeds = TaskTracker::new();
+        Self { inner: Arc::new(Inner { options, publishing, consuming, known, attempts, feeds, closed }) }
     }
 
     /// A transport that is connected.
@@ -125,6 +134,24 @@ impl Nats {
     /// Ends all feeds and refuses to publish. What was delivered can still be answered.
     pub fn close(&self) {
         self.inner.closed.cancel();
+    }
+
+    /// Closes, and returns when the server has been sent everything that was
+    /// answered and everything that was fetched but not handed out has been given
+    /// back, so that others get it at once. Bounded: a server that does not answer
+    /// is left after a few seconds, and its own timeout gives back what it holds.
+    ///
+    /// What is still being handled is answered after this, over the same connection.
+    pub async fn drain(&self) {
+        self.close();
+        self.inner.feeds.close();
+        let left = async {
+            self.inner.feeds.wait().await;
+            self.inner.consuming.flush().await;
+        };
+        if timeout(DRAIN_TIMEOUT, left).await.is_err() {
+            debug!(hosts = self.inner.consuming.hosts(), "nats.drained_slowly");
+        }
     }
 }
 

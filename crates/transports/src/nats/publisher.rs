@@ -12,6 +12,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
+use std::pin::pin;
 
 use async_nats::jetstream::context::PublishError;
 use async_nats::jetstream::message::{PublishMessage, StreamMessage};
@@ -19,7 +20,6 @@ use async_nats::jetstream::publish::PublishAck;
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use oncebox_core::log::LaneKey;
 use oncebox_core::transport::Class;
 use oncebox_core::{Envelope, Failure, Publisher, Result};
 use tokio::time::{Instant, interval, sleep_until, timeout_at};
@@ -56,7 +56,9 @@ struct Call<'c> {
     live: &'c Live,
     batch: &'c [Envelope],
     ready: VecDeque<usize>,
-    lanes: HashMap<LaneKey, VecDeque<usize>>,
+    /// For each message, the one that comes after it under its key.
+    next: Vec<Option<usize>>,
+    is_sent: Vec<bool>,
     results: Vec<Option<Result<(), Failure>>>,
     unanswered: usize,
     started: Instant,
@@ -66,32 +68,33 @@ struct Call<'c> {
 impl<'c> Call<'c> {
     fn new(nats: &'c Nats, live: &'c Live, batch: &'c [Envelope]) -> Self {
         let mut ready = VecDeque::with_capacity(batch.len());
-        let mut lanes: HashMap<LaneKey, VecDeque<usize>> = HashMap::new();
+        let (mut next, is_sent) = (vec![None; batch.len()], vec![false; batch.len()]);
+        let mut last: HashMap<(&str, &str), usize> = HashMap::with_capacity(batch.len());
         for (index, envelope) in batch.iter().enumerate() {
-            match LaneKey::of(envelope) {
+            let lane = envelope.key.as_deref().map(|key| (envelope.tenant.as_str(), key));
+            let before = lane.and_then(|lane| last.insert(lane, index));
+            match before.and_then(|before| next.get_mut(before)) {
+                Some(place) => *place = Some(index),
                 None => ready.push_back(index),
-                Some(key) => {
-                    let lane = lanes.entry(key).or_default();
-                    if lane.is_empty() {
-                        ready.push_back(index);
-                    }
-                    lane.push_back(index);
-                }
             }
         }
         let started = Instant::now();
         let deadline = started + nats.inner.options.confirm_timeout;
         let (results, unanswered) = (vec![None; batch.len()], batch.len());
-        Self { nats, live, batch, ready, lanes, results, unanswered, started, deadline }
+        Self { nats, live, batch, ready, next, is_sent, results, unanswered, started, deadline }
     }
 
     async fn run(mut self) -> Vec<Result<(), Failure>> {
         let mut awaited = FuturesUnordered::new();
         let mut glance = interval(GLANCE);
+        let mut deadline = pin!(sleep_until(self.deadline));
         while self.unanswered > 0 {
             while awaited.len() < self.nats.inner.options.window
                 && let Some(index) = self.ready.pop_front()
             {
+                if !self.is_open(index) {
+                    continue;
+                }
                 match self.send(index).await {
                     Ok(confirm) => awaited.push(self.confirm_of(index, confirm)),
                     Err(failure) => self.answer(index, Err(failure)),
@@ -107,7 +110,7 @@ impl<'c> Call<'c> {
                     }
                     self.hear_complaints();
                 }
-                () = sleep_until(self.deadline) => {
+                () = &mut deadline => {
                     let waited = self.nats.inner.options.confirm_timeout;
                     self.give_up(&format!("no confirm within {waited:?}"));
                     self.nats.inner.publishing.suspect(self.live).await;
@@ -120,8 +123,9 @@ impl<'c> Call<'c> {
     }
 
     /// Hands a message to the client.
-    async fn send(&self, index: usize) -> Result<Confirm, Failure> {
+    async fn send(&mut self, index: usize) -> Result<Confirm, Failure> {
         let Some(envelope) = self.batch.get(index) else { return unanswered() };
+        self.is_sent.get_mut(index).into_iter().for_each(|is_sent| *is_sent = true);
         let inner = &self.nats.inner;
         let sent = writer(self.nats).write(envelope)?;
         if inner.options.streams == super::Topology::Declare && !inner.known.contains(&sent.subject) {
@@ -152,35 +156,34 @@ impl<'c> Call<'c> {
 
     /// Notes an answer, and lets the next of the key go or none of them.
     fn answer(&mut self, index: usize, result: Result<(), Failure>) {
-        let Some(envelope) = self.batch.get(index) else { return };
-        if let Err(failure) = &result
-            && failure.class == Class::Destination
-        {
-            // It may have lost its stream: looked up again, and made again if that is allowed.
-            let subject = super::wire::subject(&self.nats.inner.options.prefix, &envelope.destination);
-            subject.iter().for_each(|subject| self.nats.inner.known.remove(subject));
-        }
-        if let Some(key) = LaneKey::of(envelope) {
-            match &result {
-                Ok(()) => self.free(&key),
-                Err(failure) => self.hold_back(&key, failure.class),
+        let Some(envelope) = self.batch.get(index).filter(|_| self.is_open(index)) else { return };
+        let next = self.after(index);
+        match &result {
+            Ok(()) => self.ready.extend(next),
+            Err(failure) => {
+                if failure.class == Class::Destination {
+                    // It may have lost its stream: looked up again, and made again if that is allowed.
+                    let subject =
+                        super::wire::subject(&self.nats.inner.options.prefix, &envelope.destination);
+                    subject.iter().for_each(|subject| self.nats.inner.known.remove(subject));
+                }
+                self.hold_back(next, failure.class);
             }
         }
         self.note(index, result);
     }
 
-    fn free(&mut self, key: &LaneKey) {
-        let Some(lane) = self.lanes.get_mut(key) else { return };
-        lane.pop_front();
-        match lane.front() {
-            Some(next) => self.ready.push_back(*next),
-            None => _ = self.lanes.remove(key),
-        }
+    fn is_open(&self, index: usize) -> bool {
+        self.results.get(index).is_some_and(Option::is_none)
     }
 
-    fn hold_back(&mut self, key: &LaneKey, class: Class) {
-        let Some(lane) = self.lanes.remove(key) else { return };
-        for index in lane.into_iter().skip(1) {
+    fn after(&self, index: usize) -> Option<usize> {
+        self.next.get(index).copied().flatten()
+    }
+
+    /// Answers this one and those after it, none of which was sent.
+    fn hold_back(&mut self, mut next: Option<usize>, class: Class) {
+        while let Some(index) = next {
             let reason = "an earlier message of its key was not confirmed";
             // A message that was refused says nothing about its destination, so
             // neither do those behind it.
@@ -190,6 +193,7 @@ impl<'c> Call<'c> {
                 Class::Message | Class::Pending => Failure::pending(reason),
             };
             self.note(index, Err(failure));
+            next = self.after(index);
         }
     }
 
@@ -205,13 +209,12 @@ impl<'c> Call<'c> {
     /// Answers what is not answered: what was sent is unknown, the rest was never sent.
     fn give_up(&mut self, why: &str) {
         let hosts = self.nats.inner.publishing.hosts();
-        let waiting = self.lanes.values().flat_map(|lane| lane.iter().skip(1));
-        let unsent: Vec<usize> = self.ready.iter().chain(waiting).copied().collect();
-        for index in unsent {
-            self.note(index, Err(Failure::destination(format!("not sent to NATS at {hosts}: {why}"))));
-        }
         for index in 0..self.batch.len() {
-            self.note(index, Err(Failure::unknown(format!("NATS at {hosts}: {why}"))));
+            let failure = match self.is_sent.get(index) {
+                Some(true) => Failure::unknown(format!("NATS at {hosts}: {why}")),
+                _ => Failure::destination(format!("not sent to NATS at {hosts}: {why}")),
+            };
+            self.note(index, Err(failure));
         }
     }
 
@@ -222,7 +225,7 @@ impl<'c> Call<'c> {
         for (index, envelope) in self.batch.iter().enumerate() {
             let subject = super::wire::subject(&self.nats.inner.options.prefix, &envelope.destination);
             let is_meant = subject.is_ok_and(|subject| complaint.contains(&format!("\"{subject}\"")));
-            if is_meant && self.results.get(index).is_some_and(Option::is_none) {
+            if is_meant {
                 self.answer(index, Err(Failure::destination(complaint.clone())));
             }
         }

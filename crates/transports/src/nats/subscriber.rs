@@ -32,7 +32,7 @@ impl Subscriber for Nats {
         let (deliveries, feed) = mpsc::channel(1);
         let mut pump = Pump::new(self.clone(), subject, group.to_owned(), deliveries);
         let session = pump.open().await?;
-        tokio::spawn(pump.run(session));
+        self.inner.feeds.spawn(pump.run(session));
         Ok(NatsFeed { deliveries: feed })
     }
 }

@@ -43,8 +43,12 @@ impl Writer<'_> {
         if !parts.content_type.is_empty() {
             put(&mut headers, CONTENT_TYPE, &parts.content_type)?;
         }
-        for (name, value) in &parts.attributes {
-            put(&mut headers, &format!("{ATTRIBUTE_PREFIX}{name}"), &percent_encode(value))?;
+        for (name, value) in parts.attributes {
+            match attribute(&name) {
+                // What is percent-encoded has nothing in it that a header refuses.
+                Some(name) => headers.insert(name, HeaderValue::from(encoded(value))),
+                None => put(&mut headers, &format!("{ATTRIBUTE_PREFIX}{name}"), &encoded(value))?,
+            }
         }
         for (name, value) in &parts.headers {
             put(&mut headers, name, value)?;
@@ -92,13 +96,38 @@ fn is_servers(name: &str) -> bool {
     name.get(..SERVER_PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(SERVER_PREFIX))
 }
 
+/// The header of an attribute that messages usually have, at no cost: this runs
+/// a dozen times for every message.
+fn attribute(name: &str) -> Option<HeaderName> {
+    macro_rules! known {
+        ($($name:literal)*) => {
+            match name {
+                $($name => Some(const { HeaderName::from_static(concat!("ce-", $name)) }),)*
+                _ => None,
+            }
+        };
+    }
+    known! {
+        "specversion" "id" "source" "type" "subject" "dataschema" "tenant" "partitionkey" "destination"
+        "aggregatetype" "correlationid" "causationid" "idempotencykey" "traceparent" "tracestate" "baggage"
+        "time" "schemaversion" "headers" "datacontenttype"
+    }
+}
+
+/// The value of an attribute as it travels; most are the same.
+fn encoded(value: String) -> String {
+    let is_plain = |byte: u8| matches!(byte, b'!'..=b'~') && !matches!(byte, b'"' | b'%');
+    if value.bytes().all(is_plain) { value } else { percent_encode(&value) }
+}
+
 fn put(headers: &mut HeaderMap, name: &str, value: &str) -> Result<(), Failure> {
     // `insert` with text panics on what does not parse.
     let parsed = HeaderName::from_str(name).ok().zip(HeaderValue::from_str(value).ok());
     let Some((name, value)) = parsed else {
         return Err(Failure::message(format!("the header {name:?} cannot be sent over NATS")).permanently());
     };
-    headers.append(name, value);
+    // Neither attributes nor headers come twice.
+    headers.insert(name, value);
     Ok(())
 }
 
@@ -107,7 +136,6 @@ fn put(headers: &mut HeaderMap, name: &str, value: &str) -> Result<(), Failure> 
 /// apart: the subject, the identity and the body. With a keyring it is not to
 /// be guessed: whoever took it in advance would make the server drop the message.
 fn message_id(subject: &str, envelope: &Envelope, keyring: Option<&Keyring>) -> String {
-    let mut canonical = Vec::new();
     let body = envelope.digest();
     let fields: [&[u8]; 5] = [
         subject.as_bytes(),
@@ -116,15 +144,23 @@ fn message_id(subject: &str, envelope: &Envelope, keyring: Option<&Keyring>) -> 
         envelope.id.as_bytes(),
         body.as_bytes(),
     ];
+    let length = fields.iter().map(|field| size_of::<u64>() + field.len()).sum();
+    let mut canonical = Vec::with_capacity(length);
     for field in fields {
         canonical.extend((field.len() as u64).to_be_bytes());
         canonical.extend(field);
     }
-    let Some(keyring) = keyring else { return Digest::of(&canonical).to_string() };
+    let Some(keyring) = keyring else { return hexadecimal(Digest::of(&canonical)) };
     // A source nobody signs messages under: the signature that travels in the
     // message's headers must not give this id away.
     let sealed = Envelope { source: "oncebox:nats-msg-id".into(), payload: canonical, ..Envelope::default() };
-    Digest::of(keyring.sign(&sealed).as_bytes()).to_string()
+    hexadecimal(Digest::of(keyring.sign(&sealed).as_bytes()))
+}
+
+/// As a digest prints itself, without the formatter, which takes longer than the digest.
+fn hexadecimal(digest: Digest) -> String {
+    let digits = digest.as_bytes().iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
 /// The subject of a destination.
@@ -229,6 +265,26 @@ mod tests {
         assert_eq!(header("ce-id").as_deref(), Some("1"));
         assert_eq!(header("content-type").as_deref(), Some("application/json"));
         assert_eq!(header("Nats-Msg-Id"), Some(sent.id.clone()), "a user's header does not replace it");
+    }
+
+    #[test]
+    fn every_attribute_has_a_header_of_its_own() {
+        let all = cloudevents::encode_for_text_headers(&envelope(), Mode::Binary).attributes;
+
+        for (name, _) in all {
+            let header = attribute(&name).unwrap_or_else(|| panic!("{name} is made anew for every message"));
+            assert_eq!(header.to_string(), format!("{ATTRIBUTE_PREFIX}{name}"));
+        }
+        for value in ["", "plain", "a b", "\"", "%", "ü", "\r\n", "~!"] {
+            assert_eq!(encoded(value.to_owned()), percent_encode(value));
+        }
+    }
+
+    #[test]
+    fn an_id_is_the_digest_as_it_prints_itself() {
+        let digest = Digest::of(b"body");
+
+        assert_eq!(hexadecimal(digest), digest.to_string());
     }
 
     #[test]

@@ -106,6 +106,10 @@ mod store {
     oncebox_conformance::store_suite!(crate::conformance::postgres::PostgresFixture);
 }
 
+mod depot {
+    oncebox_conformance::depot_suite!(crate::conformance::postgres::PostgresFixture);
+}
+
 mod path {
     oncebox_conformance::path_suite!(crate::conformance::postgres::PostgresFixture);
 }

@@ -91,8 +91,16 @@ mod store {
     oncebox_conformance::store_suite!(crate::conformance::sqlite::SqliteFixture);
 }
 
+mod depot {
+    oncebox_conformance::depot_suite!(crate::conformance::sqlite::SqliteFixture);
+}
+
 mod path {
     oncebox_conformance::path_suite!(crate::conformance::sqlite::SqliteFixture);
+}
+
+mod durable {
+    oncebox_conformance::durable_suite!(crate::conformance::sqlite::SqliteFixture);
 }
 
 #[test]

@@ -31,7 +31,7 @@ use crate::conformance::sqlite::SqliteFixture;
 const CYCLES: i64 = 3;
 const LOAD: i64 = 40;
 /// How soon everything must have arrived once the way is there again.
-const RESUMED: Duration = Duration::from_secs(5);
+const RESUMED: Duration = Duration::from_secs(30);
 
 /// A broker whose way to the consumers can be taken away.
 trait Severed: Link {

@@ -31,7 +31,7 @@ const MESSAGES: i64 = 2_000;
 /// What a relay hands to its publisher at once.
 const BATCH: usize = 100;
 const ALARM: Duration = Duration::from_secs(3);
-const RESUMED: Duration = Duration::from_secs(5);
+const RESUMED: Duration = Duration::from_secs(30);
 
 /// A publisher, with a look at how many messages are in its hands.
 #[derive(Clone)]
@@ -117,7 +117,7 @@ async fn run(fixture: &Arc<PostgresFixture>, is_boundless: bool) -> Option<Repor
     server.ctl(&["-q", "set_vm_memory_high_watermark", "0.9"]).await;
     // The next effect shows that it goes on; the rest takes as long as it takes.
     let mut resumed = Duration::MAX;
-    let patience = if is_boundless { Duration::ZERO } else { Duration::from_secs(30) };
+    let patience = if is_boundless { Duration::ZERO } else { Duration::from_secs(90) };
     while fixture.effects().await.len() < messages.len() && healed.elapsed() < patience {
         if resumed == Duration::MAX && fixture.effects().await.len() > before {
             resumed = healed.elapsed();

@@ -167,3 +167,64 @@ async fn a_jump_of_the_sequence_is_passed_in_bounded_steps() {
     })
     .await;
 }
+
+/// A reader of some shards asks for the others in a second statement, which may see more than the first.
+#[tokio::test]
+async fn one_writer_alone_leaves_no_holes_to_a_reader_of_some_shards() {
+    let test = "one_writer_alone_leaves_no_holes_to_a_reader_of_some_shards";
+    on_tables(test, |store, _| async move {
+        const COMMITS: usize = 300;
+        const ROWS: usize = 16;
+        let writer = tokio::spawn({
+            let store = store.clone();
+            async move {
+                for commit in 0..COMMITS {
+                    let batch: Vec<_> = (0..ROWS).map(|row| envelope(&format!("{commit}-{row}"))).collect();
+                    put(&store, &batch).await;
+                }
+            }
+        });
+
+        let (mut after, mut rows) = (0, Vec::new());
+        let end = Instant::now() + Duration::from_secs(60);
+        while after < (COMMITS * ROWS) as Position {
+            assert!(Instant::now() < end, "came to {after}");
+            let window = Window { shards: &ALL[..4], after, holes: &[], limit: 100 };
+            let span = store.read(window).await.unwrap();
+            assert_eq!(span.holes, [], "after {after}");
+            rows.extend(span.rows.iter().map(|row| row.position));
+            after = span.through;
+        }
+        writer.await.unwrap();
+
+        // Rows without a key are dealt out by their position.
+        let own = (1..=after).filter(|position| position % 8 < 4);
+        assert!(own.eq(rows), "every row of these shards once and in order");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn no_plan_of_a_read_outlives_the_log_it_was_made_for() {
+    let Some(url) = url("no_plan_of_a_read_outlives_the_log_it_was_made_for") else { return };
+    let pool = pool_options().max_connections(1).connect(&url).await.unwrap();
+    let session = PostgresStore::new(pool);
+    on_tables("no_plan_of_a_read_outlives_the_log_it_was_made_for", |_, schema| async move {
+        let store = session.schema(Identifier::new(&schema).unwrap());
+
+        for holes in [&[][..], &[1]] {
+            let window = Window { shards: &ALL[..4], after: 0, holes, limit: 100 };
+            store.read(window).await.unwrap();
+        }
+
+        let kept: Vec<String> = sqlx::query_scalar(
+            "SELECT statement FROM pg_prepared_statements WHERE statement LIKE '%' || $1 || '.outbox%'",
+        )
+        .bind(&schema)
+        .fetch_all(store.pool())
+        .await
+        .unwrap();
+        assert_eq!(kept, [""; 0]);
+    })
+    .await;
+}

@@ -1,9 +1,11 @@
 //! SQLite: the write lock, the schema, and what is stored where.
 
+mod depot;
 mod log;
 mod memory;
 mod relay;
 mod schema;
+mod suite_check;
 mod transaction;
 
 use std::collections::BTreeMap;

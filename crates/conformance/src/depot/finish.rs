@@ -1,0 +1,141 @@
+//! A finish commits with the handler's writes, or not at all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox_core::depot::{Fate, Finish, Standing, Ticket};
+use oncebox_core::store::Marked;
+use oncebox_core::{Dedup, Depot, Kind, Store};
+
+use super::DepotFixture;
+use super::steps::{counts, done, finish, finishing, give, mark, marked, take_one, taken};
+use crate::fixture::kind;
+use crate::ledger::Entry;
+use crate::sample::{at, plain};
+
+/// Long enough to see that somebody waits.
+const GLANCE: Duration = Duration::from_millis(50);
+const YEAR: i64 = 365 * 86_400;
+
+fn effect(id: &str) -> Entry {
+    Entry { handler: "h".into(), id: id.into(), key: None, sequence: 1, amount: 1 }
+}
+
+pub async fn a_finished_delivery_is_done_and_its_marker_written<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1"], 0).await;
+    let held = take_one(&store, 0).await;
+
+    let first = finish(&store, &Finish { result: Some(b"\0ok"), ..finishing(&held) }, 1).await.unwrap();
+
+    assert_eq!(first, Marked::First);
+    assert_eq!(store.standing(held.ticket).await.unwrap(), Standing::Done);
+    let proof = marked(&store, "1", &plain("1").payload).await;
+    assert_eq!(proof, Marked::Duplicate { result: Some(b"\0ok".to_vec()) });
+    assert_eq!(marked(&store, "1", b"another body").await, Marked::Conflict);
+    assert!(taken(&store, YEAR).await.is_empty());
+    assert!(!store.has_suspects("", &super::steps::WANTS, at(YEAR)).await.unwrap());
+}
+
+pub async fn a_finish_shares_the_fate_of_the_handlers_writes<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1"], 0).await;
+    let held = take_one(&store, 0).await;
+
+    let mut lost = store.begin().await.unwrap();
+    fixture.effect(&mut lost, &effect("1")).await.unwrap();
+    store.finish(&mut lost, &finishing(&held), at(1)).await.unwrap();
+    store.rollback(lost).await.unwrap();
+    let before = (store.standing(held.ticket).await.unwrap(), marked(&store, "1", b"any").await);
+    let mut kept = store.begin().await.unwrap();
+    fixture.effect(&mut kept, &effect("1")).await.unwrap();
+    store.finish(&mut kept, &finishing(&held), at(1)).await.unwrap();
+    store.commit(kept).await.unwrap();
+
+    assert_eq!(before, (Standing::Held, Marked::First), "nothing was left by the first try");
+    assert_eq!(store.standing(held.ticket).await.unwrap(), Standing::Done);
+    assert_eq!(fixture.effects().await.len(), 1);
+}
+
+pub async fn a_marker_that_is_there_is_told_and_the_delivery_concluded<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["same", "other"], 0).await;
+    let held = super::steps::take(&store, 0).await;
+    // A copy came another way and was handled while this one was running.
+    for (held, digest) in [(&held[0], held[0].digest), (&held[1], held[0].digest)] {
+        let mut tx = store.begin().await.unwrap();
+        let mark = oncebox_core::store::Mark { digest, ..mark(held) };
+        store.mark(&mut tx, &mark, at(0)).await.unwrap();
+        store.reply(&mut tx, &mark, b"reply").await.unwrap();
+        store.commit(tx).await.unwrap();
+    }
+
+    let same = finish(&store, &finishing(&held[0]), 1).await.unwrap();
+    let other = finish(&store, &finishing(&held[1]), 1).await.unwrap();
+    let before = store.standing(held[0].ticket).await.unwrap();
+    store.conclude(held[0].ticket, &Fate::Duplicate, None, at(1)).await.unwrap();
+
+    assert_eq!(same, Marked::Duplicate { result: Some(b"reply".to_vec()) });
+    assert_eq!((other, before), (Marked::Conflict, Standing::Held));
+    assert_eq!(store.standing(held[0].ticket).await.unwrap(), Standing::Done);
+    assert_eq!(counts(&store).await.leased, 1);
+}
+
+pub async fn a_finish_without_a_mark_writes_no_marker<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1"], 0).await;
+    let held = take_one(&store, 0).await;
+
+    let first = finish(&store, &Finish { mark: None, ..finishing(&held) }, 1).await.unwrap();
+
+    assert_eq!(first, Marked::First);
+    assert_eq!(store.standing(held.ticket).await.unwrap(), Standing::Done);
+    assert_eq!(marked(&store, "1", b"any").await, Marked::First);
+}
+
+pub async fn a_lease_that_ran_out_finishes_while_nobody_took_it<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1"], 0).await;
+    let held = take_one(&store, 0).await;
+
+    done(&store, &held, YEAR).await;
+
+    assert_eq!(store.standing(held.ticket).await.unwrap(), Standing::Done);
+}
+
+pub async fn standing_tells_whose_it_is<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1"], 0).await;
+    let held = take_one(&store, 0).await;
+    let stale = Ticket { fence: held.ticket.fence - 1, ..held.ticket };
+    let unknown = Ticket { number: 999_999, fence: 1 };
+
+    let mut found = Vec::new();
+    for ticket in [held.ticket, stale, unknown] {
+        found.push(store.standing(ticket).await.unwrap());
+    }
+    store.conclude(held.ticket, &super::steps::RETRY, None, at(1)).await.unwrap();
+    found.push(store.standing(held.ticket).await.unwrap());
+
+    assert_eq!(found, [Standing::Held, Standing::Lost, Standing::Lost, Standing::Lost]);
+}
+
+pub async fn standing_waits_for_whoever_is_about_to_decide<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1"], 0).await;
+    let held = take_one(&store, 0).await;
+    let mut tx = store.begin().await.unwrap();
+    store.finish(&mut tx, &finishing(&held), at(1)).await.unwrap();
+    let mut asking = tokio::spawn({
+        let (store, ticket) = (store.clone(), held.ticket);
+        async move { store.standing(ticket).await }
+    });
+
+    let early = tokio::time::timeout(GLANCE, &mut asking).await;
+    let busy = fixture.impatient().standing(held.ticket).await;
+    store.commit(tx).await.unwrap();
+
+    assert!(early.is_err(), "the outcome is not known yet");
+    assert_eq!(kind(busy), Some(Kind::Busy));
+    assert_eq!(asking.await.unwrap().unwrap(), Standing::Done);
+}

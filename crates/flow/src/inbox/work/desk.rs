@@ -1,0 +1,446 @@
+//! One seat's work: a delivery is run in a transaction of its own, and what
+//! came of it is written.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use oncebox_core::depot::{Fate, Finish, Standing, Taken, Ticket, replayed};
+use oncebox_core::handler::MessageKey;
+use oncebox_core::plan::OnDead;
+use oncebox_core::store::{Mailbox, Mark, Marked};
+use oncebox_core::{Depot, Envelope, Error, HandlerError, HandlerKey, Kind, Outcome, Result, Verdict};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, warn};
+
+use super::floor::{Floor, Health};
+use crate::chance;
+use crate::crash::CrashPoint;
+use crate::inbox::Inner;
+use crate::inbox::context::Context;
+use crate::inbox::effects::{Effects, Log};
+use crate::inbox::handler::Erased;
+use crate::inbox::receive::{Interrupt, judge, panic_text};
+use crate::telemetry;
+
+/// How long a rollback may take.
+const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest wait between two runs of a contended unit.
+const CONTENTION_WAIT: Duration = Duration::from_millis(20);
+/// How often an unknown commit is looked up before the lease decides.
+const LOOKUPS: u32 = 5;
+/// The waits between two tries to write what came of a run.
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// What came of one run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Worked {
+    /// The handler.
+    pub handler: HandlerKey,
+    /// The message's id.
+    pub id: String,
+    /// The execution, counted from 1.
+    pub attempt: u32,
+    /// What came of it; `None` if the delivery was lost to another worker.
+    pub outcome: Option<Outcome>,
+}
+
+/// A delivery with everything that is needed to run it.
+struct Job<'d, S: Mailbox + Depot> {
+    taken: &'d Taken,
+    handler: &'d Arc<dyn Erased<S>>,
+    marker: String,
+    key: MessageKey,
+    lost: CancellationToken,
+}
+
+/// How a run ended.
+enum Ended {
+    Outcome(Outcome),
+    /// The delivery is another's by now.
+    Lost,
+}
+
+pub(super) struct Desk<S: Mailbox + Depot> {
+    pub(super) inner: Arc<Inner<S>>,
+    handlers: Vec<Arc<dyn Erased<S>>>,
+    pub(super) floor: Arc<Floor>,
+    lease: Duration,
+}
+
+impl<S: Mailbox + Depot> Desk<S> {
+    pub(super) fn new(
+        inner: Arc<Inner<S>>,
+        handlers: Vec<Arc<dyn Erased<S>>>,
+        floor: Arc<Floor>,
+        lease: Duration,
+    ) -> Self {
+        Self { inner, handlers, floor, lease }
+    }
+
+    /// Runs deliveries until the floor is closed.
+    pub(super) async fn sit(self: Arc<Self>) {
+        while let Some(taken) = self.floor.next().await {
+            let mut current = Some(taken);
+            while let Some(taken) = current {
+                current = self.handle(taken, true).await.1;
+            }
+        }
+    }
+
+    /// Renews leases for as long as it is polled.
+    pub(super) async fn beat(&self, lease: Duration) {
+        let pause = lease / 3;
+        loop {
+            tokio::time::sleep(pause).await;
+            let tickets = self.floor.renewable(|handler| self.longest(handler));
+            if tickets.is_empty() {
+                continue;
+            }
+            let renewal = self.inner.store.renew(&tickets, lease, self.inner.clock.now());
+            match tokio::time::timeout(pause, renewal).await {
+                Ok(Ok(good)) => {
+                    let lost = tickets.iter().zip(good).filter(|(_, good)| !good);
+                    for (ticket, _) in lost {
+                        warn!(delivery = ticket.number, "worker.lease_lost");
+                        self.floor.lose(*ticket);
+                    }
+                }
+                Ok(Err(error)) => warn!(error = error.chain(), "worker.renewal_failed"),
+                Err(_elapsed) => warn!("worker.renewal_slow"),
+            }
+        }
+    }
+
+    /// A run that is this old does not listen to its timeout: its lease is
+    /// left to run out, so that the attempt is known to have failed.
+    fn longest(&self, handler: usize) -> Duration {
+        self.handlers.get(handler).map_or(self.lease, |handler| self.timeout(handler.as_ref())) + self.lease
+    }
+
+    fn timeout(&self, handler: &dyn Erased<S>) -> Duration {
+        handler.options().timeout.unwrap_or(self.inner.options.timeout)
+    }
+
+    fn handler_of(&self, taken: &Taken) -> Option<&Arc<dyn Erased<S>>> {
+        let is_its = |key: &HandlerKey| key.as_str() == taken.handler;
+        self.handlers
+            .iter()
+            .find(|handler| is_its(&handler.key()) || handler.options().legacy.iter().any(is_its))
+    }
+
+    /// Runs one delivery to the end. With `goes_on`, the next one that waits
+    /// is counted by the same commit and handed back to be run.
+    pub(super) async fn handle(&self, taken: Taken, goes_on: bool) -> (Worked, Option<Taken>) {
+        let ticket = taken.ticket;
+        let Some(handler) = self.handler_of(&taken) else {
+            self.floor.leave(ticket, Health::Unknown);
+            let handler = HandlerKey::new("unknown");
+            return (Worked { handler, id: taken.envelope.id, attempt: taken.attempt, outcome: None }, None);
+        };
+        self.floor.begin(ticket);
+        let job = Job {
+            taken: &taken,
+            handler,
+            marker: self.inner.marker(handler.key()).into_owned(),
+            key: replayed(&taken.key, taken.generation),
+            lost: self.floor.lost(ticket),
+        };
+        let mut next = None;
+        let ended = if taken.started || self.start(ticket).await {
+            self.run(&job, &mut next, goes_on).await
+        } else {
+            Ended::Lost
+        };
+        let outcome = match ended {
+            Ended::Lost => None,
+            Ended::Outcome(outcome) => {
+                telemetry::received(handler.key().as_str(), &outcome);
+                self.write_down(&job, outcome.clone(), &mut next).await.then_some(outcome)
+            }
+        };
+        let health = match &outcome {
+            Some(Outcome::Done { .. }) => Health::Good,
+            Some(Outcome::Failed { .. } | Outcome::Refused { .. }) => Health::Bad,
+            _ => Health::Unknown,
+        };
+        let parked = self.floor.leave(ticket, health);
+        if !parked.is_empty() {
+            warn!(handler = %handler.key(), "worker.circuit_open");
+            if let Err(error) = self.inner.store.give_back(&parked).await {
+                warn!(error = error.chain(), "worker.give_back_failed");
+            }
+        }
+        let key = handler.key();
+        (Worked { handler: key, id: taken.envelope.id, attempt: taken.attempt, outcome }, next)
+    }
+
+    /// Counts the attempt of a delivery that was only held so far.
+    async fn start(&self, ticket: Ticket) -> bool {
+        let mut wait = FIRST_WAIT;
+        loop {
+            match self.inner.store.start(&[ticket]).await {
+                Ok(good) => return good.first().copied().unwrap_or(false),
+                Err(error) => warn!(error = error.chain(), "worker.start_failed"),
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(LONGEST_WAIT);
+        }
+    }
+
+    async fn run(&self, job: &Job<'_, S>, next: &mut Option<Taken>, goes_on: bool) -> Ended {
+        if let Some(refused) = self.worn_out(job) {
+            return Ended::Outcome(refused);
+        }
+        if let Err(crashed) = self.inner.probe.reach(CrashPoint::D3).await {
+            return died(&crashed);
+        }
+        for rerun in 0..=self.inner.options.reruns {
+            match self.once(job, next, goes_on).await {
+                Ok(ended) => return ended,
+                Err(Interrupt::Ended(outcome)) => return Ended::Outcome(outcome),
+                Err(Interrupt::Rerun(reason)) => {
+                    debug!(handler = %job.handler.key(), rerun, reason, "worker.rerun");
+                }
+            }
+            tokio::time::sleep(CONTENTION_WAIT.mul_f64(chance::draw())).await;
+        }
+        Ended::Outcome(Outcome::Busy)
+    }
+
+    /// A message that kills whatever handles it is not handled again.
+    fn worn_out(&self, job: &Job<'_, S>) -> Option<Outcome> {
+        let limit = self.inner.policy(job.handler.key()).max_attempts?;
+        (job.taken.attempt > limit).then(|| Outcome::Refused {
+            code: PROCESS_DEATH,
+            reason: format!(
+                "it was started {limit} times, and the last time whoever ran it died or stopped answering"
+            ),
+        })
+    }
+
+    async fn once(
+        &self,
+        job: &Job<'_, S>,
+        next: &mut Option<Taken>,
+        goes_on: bool,
+    ) -> Result<Ended, Interrupt> {
+        let store = &self.inner.store;
+        if job.handler.is_outside() {
+            self.cause(job).await?;
+        }
+        let mut begun = store.begin().await?;
+        let reply = match self.body(job, &mut begun).await {
+            Ok(Some(reply)) => reply,
+            Ok(None) => {
+                self.undo(begun).await;
+                return Ok(Ended::Lost);
+            }
+            Err(interrupt) => {
+                self.undo(begun).await;
+                return Err(interrupt);
+            }
+        };
+        if let Err(crashed) = self.inner.probe.reach(CrashPoint::D4).await {
+            return Ok(died(&crashed));
+        }
+        if goes_on && next.is_none() {
+            *next = self.floor.reserve();
+        }
+        let finish = Finish {
+            ticket: job.taken.ticket,
+            mark: Some(Mark {
+                tenant: &job.taken.envelope.tenant,
+                handler: &job.marker,
+                key: &job.key,
+                digest: job.taken.digest,
+                time: None,
+                window: None,
+            }),
+            result: reply.as_deref(),
+            frees_lane: job.taken.lane.is_some(),
+            next: next.as_ref().filter(|next| !next.started).map(|next| next.ticket),
+        };
+        let finished = store.finish(&mut begun, &finish, self.inner.clock.now()).await;
+        match finished {
+            Ok(Marked::First) => {}
+            other => {
+                self.undo(begun).await;
+                return not_first(other);
+            }
+        }
+        match store.commit(begun).await {
+            Ok(()) => {}
+            Err(unknown) if unknown.kind() == Kind::CommitUnknown => {
+                match self.resolve(job.taken.ticket, unknown).await {
+                    Ended::Outcome(Outcome::Done { .. }) => {}
+                    other => return Ok(other),
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(next) = next {
+            next.started = true;
+        }
+        if let Err(crashed) = self.inner.probe.reach(CrashPoint::D5).await {
+            return Ok(died(&crashed));
+        }
+        Ok(Ended::Outcome(Outcome::Done { result: reply }))
+    }
+
+    /// Runs the handler. `None` if the delivery was lost meanwhile, else the reply it left.
+    async fn body(&self, job: &Job<'_, S>, tx: &mut S::Tx) -> Result<Option<Option<Vec<u8>>>, Interrupt> {
+        if job.handler.is_outside() {
+            return Ok(Some(None));
+        }
+        let taken = job.taken;
+        let mut cx = Context::new(tx, &taken.envelope, taken.attempt, &self.inner.outbox);
+        let run = job.handler.handle(&mut cx);
+        match self.bounded(job, run).await? {
+            Some(()) => Ok(Some(cx.into_reply())),
+            None => Ok(None),
+        }
+    }
+
+    /// Runs a handler whose effects are outside.
+    async fn cause(&self, job: &Job<'_, S>) -> Result<(), Interrupt> {
+        let (inner, taken) = (&self.inner, job.taken);
+        let identity = format!(
+            "{}\0{}\0{}\0{}\0{}",
+            inner.scope,
+            job.handler.key(),
+            taken.envelope.tenant,
+            job.key.source,
+            job.key.id
+        );
+        let log = Arc::new(Log { store: inner.store.clone(), clock: inner.clock.clone() });
+        let envelope: Arc<Envelope> = Arc::new(taken.envelope.clone());
+        let effects = Effects::new(log, taken.ticket, identity, taken.attempt, envelope);
+        match self.bounded(job, job.handler.cause(effects)).await? {
+            Some(()) => Ok(()),
+            None => Err(Interrupt::Ended(Outcome::Unavailable { reason: "the lease was lost".into() })),
+        }
+    }
+
+    async fn bounded(
+        &self,
+        job: &Job<'_, S>,
+        run: impl Future<Output = Result<(), HandlerError>>,
+    ) -> Result<Option<()>, Interrupt> {
+        let limit = self.timeout(job.handler.as_ref());
+        let failed = |reason| Interrupt::Ended(Outcome::Failed { reason, retry_after: None });
+        let run = tokio::time::timeout(limit, AssertUnwindSafe(run).catch_unwind());
+        match job.lost.run_until_cancelled(run).await {
+            None => Ok(None),
+            Some(Ok(Ok(Ok(())))) => Ok(Some(())),
+            Some(Ok(Ok(Err(error)))) => Err(judge(&self.inner.store, error)),
+            Some(Ok(Err(panic))) => {
+                Err(failed(format!("the handler panicked: {}", panic_text(panic.as_ref()))))
+            }
+            Some(Err(_elapsed)) => Err(failed(format!("the handler took longer than {limit:?}"))),
+        }
+    }
+
+    /// Rolls back, but not for ever: a connection that does not answer is dropped.
+    async fn undo(&self, begun: S::Begun) {
+        tokio::time::timeout(ROLLBACK_TIMEOUT, self.inner.store.rollback(begun)).await.ok();
+    }
+
+    /// Finds out what became of a commit whose answer was lost. Never a guess:
+    /// what cannot be found out is decided when the lease has run out.
+    async fn resolve(&self, ticket: Ticket, unknown: Error) -> Ended {
+        for _ in 0..LOOKUPS {
+            match self.inner.store.standing(ticket).await {
+                Ok(Standing::Done) => return Ended::Outcome(Outcome::Done { result: None }),
+                Ok(Standing::Held) => {
+                    let reason = format!("not committed: {}", unknown.chain());
+                    return Ended::Outcome(Outcome::Unavailable { reason });
+                }
+                Ok(Standing::Lost) => return Ended::Lost,
+                Err(error) => debug!(kind = error.kind().name(), "worker.commit_unknown"),
+            }
+            tokio::time::sleep(FIRST_WAIT).await;
+        }
+        Ended::Lost
+    }
+
+    /// Writes what becomes of a delivery whose run was rolled back; false if
+    /// it is another's by now. Tried until it is written: as long as this
+    /// process lives, its own troubles cost the message nothing.
+    async fn write_down(&self, job: &Job<'_, S>, outcome: Outcome, next: &mut Option<Taken>) -> bool {
+        if matches!(outcome, Outcome::Done { .. }) {
+            return true;
+        }
+        if self.inner.probe.reach(CrashPoint::D6).await.is_err() {
+            return false;
+        }
+        let policy = self.inner.policy(job.handler.key());
+        let (mut code, mut reason) = explain(&outcome);
+        let was_run = code != PROCESS_DEATH;
+        let is_duplicate = matches!(outcome, Outcome::Duplicate { .. });
+        let verdict = policy.judge(outcome, job.taken.attempt, chance::draw());
+        let fate = match verdict {
+            _ if is_duplicate => Fate::Duplicate,
+            Verdict::Done => Fate::Duplicate,
+            Verdict::Retry { after, spent } => Fate::Retry { after, spent, code, reason: &reason },
+            Verdict::Dead { code: why, reason: text } => {
+                (code, reason) = (why, text);
+                error!(handler = %job.handler.key(), code, id = job.taken.envelope.id, "inbox.dead_letter");
+                let frees_lane = job.handler.options().lanes == Some(OnDead::SkipKey);
+                Fate::Dead { spent: was_run, code, reason: &reason, frees_lane }
+            }
+        };
+        let following = next.as_ref().filter(|next| !next.started).map(|next| next.ticket);
+        let mut wait = FIRST_WAIT;
+        loop {
+            let concluded =
+                self.inner.store.conclude(job.taken.ticket, &fate, following, self.inner.clock.now());
+            match concluded.await {
+                Ok(()) => break,
+                Err(error) if error.kind() == Kind::Fenced => return false,
+                Err(error) => warn!(error = error.chain(), "worker.conclude_failed"),
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(LONGEST_WAIT);
+        }
+        if let Some(next) = next {
+            next.started = true;
+        }
+        true
+    }
+}
+
+/// The code of a message that killed whatever ran it.
+const PROCESS_DEATH: &str = "process_death";
+
+/// The code and the reason that are stored with an attempt.
+fn explain(outcome: &Outcome) -> (&'static str, String) {
+    match outcome {
+        Outcome::Failed { reason, .. } => ("failed", reason.clone()),
+        Outcome::Refused { code, reason } => (code, reason.clone()),
+        Outcome::Unavailable { reason } => ("unavailable", reason.clone()),
+        Outcome::Busy => ("busy", "a copy is being handled, or the database is contended".into()),
+        Outcome::Done { .. } | Outcome::Duplicate { .. } => ("", String::new()),
+    }
+}
+
+/// What a finish that was not the first one means.
+fn not_first(finished: Result<Marked>) -> Result<Ended, Interrupt> {
+    match finished {
+        Ok(Marked::Duplicate { result }) => Ok(Ended::Outcome(Outcome::Duplicate { result })),
+        Ok(Marked::Conflict) => {
+            let reason = "another body was handled under the same key".to_owned();
+            Ok(Ended::Outcome(Outcome::Refused { code: "id_conflict", reason }))
+        }
+        Ok(_) => Ok(Ended::Outcome(Outcome::Busy)),
+        Err(error) if error.kind() == Kind::Fenced => Ok(Ended::Lost),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A crash that a test has asked for: nothing is cleaned up.
+fn died(_crashed: &Error) -> Ended {
+    Ended::Lost
+}

@@ -1,0 +1,312 @@
+//! Storing messages and their handlers' shares of them, in few statements
+//! however many there are.
+
+use oncebox_core::depot::{Assigned, Assignment, Deposit, Deposited, Number, Stored, StoredPage};
+use oncebox_core::digest::bounded_key;
+use oncebox_core::{Digest, Envelope, Error, Kind, Result, Timestamp};
+use sqlx::{PgConnection, Row as _};
+
+use super::super::content::{self, Identity};
+use super::super::error::failed;
+use super::super::row::{Time, clock, limit, span, storable};
+use super::super::store::PostgresStore;
+use super::lane::{self, Lane};
+
+const MESSAGE_FAILED: &str = "cannot store a message";
+const SHARE_FAILED: &str = "cannot store a delivery";
+const READ_FAILED: &str = "cannot read stored messages";
+
+/// A message to be stored.
+pub(in super::super) struct Incoming<'a> {
+    pub(in super::super) scope: &'a str,
+    pub(in super::super) channel: &'a str,
+    pub(in super::super) envelope: &'a Envelope,
+    pub(in super::super) identity: Identity,
+    pub(in super::super) digest: Digest,
+}
+
+impl<'a> Incoming<'a> {
+    pub(in super::super) fn new(scope: &'a str, channel: &'a str, envelope: &'a Envelope) -> Self {
+        let digest = envelope.digest();
+        Self { scope, channel, envelope, identity: Identity::of(envelope, digest), digest }
+    }
+}
+
+/// One handler's share of a stored message.
+struct Share<'a> {
+    message: Number,
+    scope: &'a str,
+    tenant: &'a str,
+    digest: Digest,
+    time: Option<Timestamp>,
+    lane: Option<String>,
+    assignment: &'a Assignment<'a>,
+}
+
+impl Share<'_> {
+    fn lane(&self) -> Option<Lane<'_>> {
+        let lane = self.lane.as_deref()?;
+        Some(Lane { scope: self.scope, handler: self.assignment.handler, tenant: self.tenant, lane })
+    }
+}
+
+pub(super) async fn deposit(
+    store: &PostgresStore,
+    tx: &mut PgConnection,
+    deposits: &[Deposit<'_>],
+    now: Option<Timestamp>,
+) -> Result<Vec<Deposited>> {
+    if deposits.is_empty() {
+        return Ok(Vec::new());
+    }
+    let incoming: Vec<Incoming<'_>> =
+        deposits.iter().map(|it| Incoming::new(it.scope, it.channel, it.envelope)).collect();
+    // Nobody knows yet which messages are new, so the lanes of all of them are locked.
+    let of_message = |message: Number, (it, deposit)| shares(message, it, deposit);
+    let pairs = || incoming.iter().zip(deposits);
+    let all: Vec<Share<'_>> = pairs().flat_map(|pair| of_message(0, pair)).collect();
+    lane::lock(store, tx, &lanes(&all)).await?;
+
+    let numbers = insert(store, tx, &incoming, now).await?;
+    let stored = pairs().zip(&numbers).filter_map(|(pair, number)| Some((pair, (*number)?)));
+    let new: Vec<Share<'_>> = stored.flat_map(|(pair, number)| of_message(number, pair)).collect();
+    let mut assigned = give(store, tx, &new, now).await?.into_iter();
+    let old: Vec<&Incoming<'_>> =
+        incoming.iter().zip(&numbers).filter_map(|(it, number)| number.is_none().then_some(it)).collect();
+    let mut known = known(store, tx, &old).await?.into_iter();
+
+    let answer = |(deposit, number): (&Deposit<'_>, Option<Number>)| match number {
+        Some(number) => {
+            let assigned = assigned.by_ref().take(deposit.assignments.len()).collect();
+            Deposited::Stored { number, assigned }
+        }
+        None if known.next() == Some(true) => Deposited::Duplicate,
+        None => Deposited::Conflict,
+    };
+    Ok(deposits.iter().zip(numbers).map(answer).collect())
+}
+
+fn shares<'a>(
+    message: Number,
+    incoming: &'a Incoming<'a>,
+    deposit: &'a Deposit<'a>,
+) -> impl Iterator<Item = Share<'a>> {
+    deposit.assignments.iter().map(move |assignment| Share {
+        message,
+        scope: deposit.scope,
+        tenant: &incoming.identity.tenant,
+        digest: incoming.digest,
+        time: deposit.envelope.time,
+        lane: assignment.lane.map(bounded_key),
+        assignment,
+    })
+}
+
+fn lanes<'a>(shares: &'a [Share<'_>]) -> Vec<Lane<'a>> {
+    shares.iter().filter_map(Share::lane).collect()
+}
+
+/// Stores the messages that are new; answers with their numbers.
+pub(in super::super) async fn insert(
+    store: &PostgresStore,
+    tx: &mut PgConnection,
+    incoming: &[Incoming<'_>],
+    now: Option<Timestamp>,
+) -> Result<Vec<Option<Number>>> {
+    fn each<'a, T>(incoming: &'a [Incoming<'_>], column: impl Fn(&'a Incoming<'_>) -> T) -> Vec<T> {
+        incoming.iter().map(column).collect()
+    }
+    let rows = sqlx::query(store.sql(include_str!("../sql/deposit_messages.sql")))
+        .bind(each(incoming, |it| it.scope))
+        .bind(each(incoming, |it| it.channel))
+        .bind(each(incoming, |it| it.identity.tenant.as_str()))
+        .bind(each(incoming, |it| it.identity.source.as_str()))
+        .bind(each(incoming, |it| it.identity.id.as_str()))
+        .bind(each(incoming, |it| storable(&it.envelope.kind)))
+        .bind(each(incoming, |it| it.digest.as_bytes().as_slice()))
+        .bind(each(incoming, |it| content::attributes(it.envelope).to_string()))
+        .bind(each(incoming, |it| it.envelope.payload.as_slice()))
+        .bind(clock(now))
+        .fetch_all(tx)
+        .await
+        .map_err(failed(MESSAGE_FAILED))?;
+    type Row = (Number, [String; 5]);
+    let read = |row: &sqlx::postgres::PgRow| {
+        let text = |index| row.try_get::<String, _>(index);
+        Ok((row.try_get(0)?, [text(1)?, text(2)?, text(3)?, text(4)?, text(5)?]))
+    };
+    let stored: Result<Vec<Row>, sqlx::Error> = rows.iter().map(read).collect();
+    // They come back in the order of the batch, so one walk over both tells which they are.
+    let mut stored = stored.map_err(failed(MESSAGE_FAILED))?.into_iter().peekable();
+    let number_of = |it: &Incoming<'_>| {
+        let Identity { tenant, source, id } = &it.identity;
+        let is_this = |(_, row): &Row| *row == [it.scope, it.channel, tenant, source, id];
+        stored.next_if(is_this).map(|(number, _)| number)
+    };
+    Ok(incoming.iter().map(number_of).collect())
+}
+
+/// Whether each message was stored before with the same body.
+async fn known(store: &PostgresStore, tx: &mut PgConnection, old: &[&Incoming<'_>]) -> Result<Vec<bool>> {
+    if old.is_empty() {
+        return Ok(Vec::new());
+    }
+    let each = |column: fn(&Incoming<'_>) -> String| old.iter().map(|it| column(it)).collect::<Vec<_>>();
+    let digests: Vec<Option<Vec<u8>>> =
+        sqlx::query_scalar(store.sql(include_str!("../sql/deposit_known.sql")))
+            .bind(each(|it| it.scope.to_owned()))
+            .bind(each(|it| it.channel.to_owned()))
+            .bind(each(|it| it.identity.tenant.clone()))
+            .bind(each(|it| it.identity.source.clone()))
+            .bind(each(|it| it.identity.id.clone()))
+            .fetch_all(tx)
+            .await
+            .map_err(failed(MESSAGE_FAILED))?;
+    old.iter().zip(digests).map(|(it, digest)| is_same(it.digest, digest)).collect()
+}
+
+fn is_same(digest: Digest, found: Option<Vec<u8>>) -> Result<bool> {
+    match found {
+        Some(found) => Ok(found == digest.as_bytes()),
+        // Purged between the two statements.
+        None => Err(Error::new(Kind::Contention, "a message vanished while it was compared")),
+    }
+}
+
+/// Stores the shares that are new. Their lanes are locked.
+async fn give(
+    store: &PostgresStore,
+    tx: &mut PgConnection,
+    shares: &[Share<'_>],
+    now: Option<Timestamp>,
+) -> Result<Vec<Assigned>> {
+    if shares.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = insert_shares(store, tx, shares, now).await?;
+    if rows.len() == shares.len() {
+        return Ok(vec![Assigned::New; shares.len()]);
+    }
+    let mut rows = rows.into_iter().peekable();
+    let is_new = |share: &Share<'_>| {
+        let Assignment { handler, key, .. } = share.assignment;
+        let is_this = |(message, of, source, id): &InsertedShare| {
+            *message == share.message && of == handler && *source == key.source && *id == key.id
+        };
+        rows.next_if(is_this).is_some()
+    };
+    let is_new: Vec<bool> = shares.iter().map(is_new).collect();
+    // One that was counted on to go first may have been among those left out.
+    lane::free(store, tx, &lanes(shares), now).await?;
+    let left_out: Vec<&Share<'_>> =
+        shares.iter().zip(&is_new).filter_map(|(share, is_new)| (!is_new).then_some(share)).collect();
+    let mut rivals = rivals(store, tx, &left_out).await?.into_iter();
+    let answer = |is_new| match is_new {
+        true => Assigned::New,
+        false if rivals.next() == Some(true) => Assigned::Duplicate,
+        false => Assigned::Conflict,
+    };
+    Ok(is_new.into_iter().map(answer).collect())
+}
+
+/// A message's number, a handler, and the key's source and id.
+type InsertedShare = (Number, String, String, String);
+
+async fn insert_shares(
+    store: &PostgresStore,
+    tx: &mut PgConnection,
+    shares: &[Share<'_>],
+    now: Option<Timestamp>,
+) -> Result<Vec<InsertedShare>> {
+    fn each<'a, T>(shares: &'a [Share<'_>], column: impl Fn(&'a Share<'_>) -> T) -> Vec<T> {
+        shares.iter().map(column).collect()
+    }
+    sqlx::query_as(store.sql(include_str!("../sql/deposit_deliveries.sql")))
+        .bind(each(shares, |share| share.message))
+        .bind(each(shares, |share| share.scope))
+        .bind(each(shares, |share| share.assignment.handler))
+        .bind(each(shares, |share| share.assignment.marker))
+        .bind(each(shares, |share| share.tenant))
+        .bind(each(shares, |share| share.assignment.key.source.as_str()))
+        .bind(each(shares, |share| share.assignment.key.id.as_str()))
+        .bind(each(shares, |share| share.digest.as_bytes().as_slice()))
+        .bind(each(shares, |share| share.lane.as_deref()))
+        .bind(each(shares, |share| share.time.map(Time)))
+        .bind(each(shares, |share| share.assignment.window.map(span)))
+        .bind(each(shares, |share| share.assignment.refused.map(|(code, _)| storable(code))))
+        .bind(each(shares, |share| {
+            share.assignment.refused.map(|(_, reason)| oncebox_core::depot::reason_text(reason))
+        }))
+        .bind(clock(now))
+        .fetch_all(tx)
+        .await
+        .map_err(failed(SHARE_FAILED))
+}
+
+/// Whether what stands in each share's way has the same body.
+async fn rivals(store: &PostgresStore, tx: &mut PgConnection, shares: &[&Share<'_>]) -> Result<Vec<bool>> {
+    fn each<'a>(shares: &[&'a Share<'_>], column: impl Fn(&'a Share<'_>) -> &'a str) -> Vec<&'a str> {
+        shares.iter().map(|share| column(share)).collect()
+    }
+    let digests: Vec<Option<Vec<u8>>> =
+        sqlx::query_scalar(store.sql(include_str!("../sql/deposit_rivals.sql")))
+            .bind(each(shares, |share| share.scope))
+            .bind(each(shares, |share| share.assignment.handler))
+            .bind(each(shares, |share| share.assignment.marker))
+            .bind(each(shares, |share| share.tenant))
+            .bind(each(shares, |share| share.assignment.key.source.as_str()))
+            .bind(each(shares, |share| share.assignment.key.id.as_str()))
+            .fetch_all(tx)
+            .await
+            .map_err(failed(SHARE_FAILED))?;
+    shares.iter().zip(digests).map(|(share, digest)| is_same(share.digest, digest)).collect()
+}
+
+pub(super) async fn stored(store: &PostgresStore, page: &StoredPage<'_>) -> Result<Vec<Stored>> {
+    let rows: Vec<(Number, String, Vec<u8>)> =
+        sqlx::query_as(store.sql(include_str!("../sql/message_page.sql")))
+            .bind(page.scope)
+            .bind(page.channel)
+            .bind(storable(page.kind))
+            .bind(Time(page.since))
+            .bind(page.after)
+            .bind(limit(page.limit))
+            .fetch_all(store.pool())
+            .await
+            .map_err(failed(READ_FAILED))?;
+    let stored = |(number, attributes, payload): (Number, String, Vec<u8>)| {
+        Ok(Stored { number, envelope: content::envelope(&attributes, payload)? })
+    };
+    rows.into_iter().map(stored).collect()
+}
+
+pub(super) async fn assign(
+    store: &PostgresStore,
+    tx: &mut PgConnection,
+    message: Number,
+    assignment: &Assignment<'_>,
+    now: Option<Timestamp>,
+) -> Result<Assigned> {
+    let row: Option<(String, String, Vec<u8>, String)> =
+        sqlx::query_as(store.sql(include_str!("../sql/message_read.sql")))
+            .bind(message)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(failed(READ_FAILED))?;
+    let Some((scope, tenant, payload, attributes)) = row else {
+        return Err(Error::new(Kind::Invalid, format!("there is no message {message}")));
+    };
+    let share = Share {
+        message,
+        scope: &scope,
+        tenant: &tenant,
+        digest: Digest::of(&payload),
+        time: content::envelope(&attributes, Vec::new())?.time,
+        lane: assignment.lane.map(bounded_key),
+        assignment,
+    };
+    let share = std::slice::from_ref(&share);
+    lane::lock(store, tx, &lanes(share)).await?;
+    let assigned = give(store, tx, share, now).await?;
+    Ok(assigned.first().copied().unwrap_or(Assigned::Duplicate))
+}

@@ -1,0 +1,3 @@
+SELECT digest
+FROM oncebox.delivery
+WHERE scope = $1 AND handler = $2 AND tenant = $3 AND key_source = $4 AND key_id = $5

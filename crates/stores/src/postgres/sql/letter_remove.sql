@@ -1,0 +1,1 @@
+DELETE FROM oncebox.dead_letter WHERE number = $1

@@ -1,0 +1,1 @@
+SELECT scope, tenant, payload, attributes FROM oncebox.message WHERE number = $1

@@ -1,0 +1,1 @@
+SELECT scope, handler, tenant, lane FROM oncebox_delivery WHERE number = ?1;

@@ -1,0 +1,1 @@
+DELETE FROM oncebox_dead_letter WHERE number = ?1;

@@ -1,0 +1,2 @@
+SELECT number, digest FROM oncebox_message
+WHERE scope = ?1 AND channel = ?2 AND tenant = ?3 AND source = ?4 AND id = ?5;

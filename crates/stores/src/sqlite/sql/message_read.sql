@@ -1,0 +1,1 @@
+SELECT scope, attributes, payload FROM oncebox_message WHERE number = ?1;

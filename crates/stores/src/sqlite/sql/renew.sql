@@ -1,0 +1,5 @@
+UPDATE oncebox_delivery
+SET due_at = coalesce(?3, CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)) + ?2
+WHERE number IN (SELECT json_extract(value, '$[0]') FROM json_each(?1)) AND state = 'leased'
+    AND (number, fence) IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?1))
+RETURNING number, fence;

@@ -1,0 +1,1 @@
+SELECT state FROM oncebox_delivery WHERE number = ?1 AND fence = ?2;
