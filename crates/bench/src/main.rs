@@ -2,8 +2,9 @@
 //!
 //! `oncebox-bench path` prints ratios: ours and the same work written by hand,
 //! in the same run, round by round in turn. `oncebox-bench brokers` does so over
-//! RabbitMQ and NATS. `oncebox-bench torture` kills the processes of a small
-//! system over and over and then counts what is left.
+//! RabbitMQ and NATS, `oncebox-bench inbox` for the durable inbox.
+//! `oncebox-bench torture` kills the processes of a small system over and over
+//! and then counts what is left.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -13,6 +14,7 @@
 )]
 
 mod brokers;
+mod inbox;
 mod lab;
 mod machine;
 mod order;
@@ -39,6 +41,8 @@ enum Command {
     Path(path::PathArguments),
     /// The way over real brokers, as ratios to code written by hand for their clients.
     Brokers(brokers::BrokerArguments),
+    /// The durable inbox, end to end, as ratios to hand-written code and to a peer.
+    Inbox(inbox::InboxArguments),
     /// Kills producers, relays, workers and brokers for some minutes, then checks the ledger.
     Torture(torture::TortureArguments),
     #[command(hide = true)]
@@ -58,6 +62,7 @@ async fn main() -> ExitCode {
     let passed = match Arguments::parse().command {
         Command::Path(arguments) => path::run(arguments).await,
         Command::Brokers(arguments) => brokers::run(arguments).await,
+        Command::Inbox(arguments) => inbox::run(arguments).await,
         Command::Torture(arguments) => torture::run(arguments).await,
         Command::MemoryChild(arguments) => path::memory::child(arguments).await,
         Command::TortureWorker(arguments) => torture::child::run(arguments).await,

@@ -2,6 +2,7 @@
 //! inbox. For trying things out and for scripts.
 
 mod line;
+mod taker;
 mod tap;
 
 use std::process::ExitCode;
@@ -9,32 +10,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
+use oncebox_core::signature::Keyring;
 use oncebox_core::store::{Dedup, Mailbox, Retention};
 use oncebox_core::transport::{Feed, Subscriber};
 use oncebox_core::verdict::RetryPolicy;
-use oncebox_core::{HandlerKey, MissingId, cloudevents};
+use oncebox_core::{HandlerKey, MissingId};
 use oncebox_flow::inbox::InboxOptions;
 use oncebox_flow::memory::MemoryStore;
-use oncebox_flow::{Consumer, HandlerOptions, Inbox, Janitor};
+use oncebox_flow::{HandlerOptions, Inbox, Janitor};
 use oncebox_transports::nats::{Nats, NatsOptions};
 use oncebox_transports::rabbitmq::{RabbitMq, RabbitMqOptions};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Kind, parse_span};
+use crate::config::{Kind, Reference, parse_span};
 use crate::database::{Database, DatabaseArgs};
 use crate::fault::{Class, Fault};
 use crate::output::{Format, plain};
 use crate::relay::{Outlet, Signals};
 use line::{LineHandler, Tally};
+use taker::Taker;
 use tap::Tap;
 
 /// Outbox rows are none of this command's business, so its janitor never finds one old enough.
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Messages are taken one by one; what is fetched ahead is kept from others.
 const PREFETCH: u16 = 2;
-/// How long the end waits for what was fetched ahead to be given back.
-const GIVE_BACK: Duration = Duration::from_millis(300);
 /// A group's queue and its marker both carry its name.
 const MAX_GROUP: usize = 100;
 
@@ -63,6 +64,10 @@ pub(crate) struct Args {
     /// What to do with a message that has no id
     #[arg(long, value_enum, default_value_t = Missing::Allow)]
     missing_id: Missing,
+    /// Take only what is signed with this key, whose secret is in the file; others are buried. May be
+    /// given several times
+    #[arg(long, value_name = "ID=FILE")]
+    verify_key: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -80,11 +85,12 @@ struct Plan {
     channel: String,
     key: HandlerKey,
     missing_id: MissingId,
+    keyring: Option<Keyring>,
     outlet: Outlet,
     count: Option<u64>,
     idle: Option<Duration>,
-    /// Where markers are kept, for the report.
-    markers: &'static str,
+    /// Whether markers and dead letters are gone with this process.
+    is_in_memory: bool,
     format: Format,
 }
 
@@ -101,13 +107,7 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
                 let until = "duplicates are recognised until this process ends";
                 eprintln!("no --db: markers are kept in memory, {until}");
             }
-            let store = MemoryStore::new();
-            let code = subscribe(&args, kind, store.clone(), plan).await;
-            for letter in store.dead_letters().await {
-                let (code, event) = (letter.code, cloudevents::to_json(&letter.envelope));
-                eprintln!("{}", json!({ "v": 1, "buried": code, "reason": letter.reason, "event": event }));
-            }
-            code
+            subscribe(&args, kind, MemoryStore::new(), plan).await
         }
         true => match args.database.open_verified().await? {
             Database::Sqlite(store) => subscribe(&args, kind, store, plan).await,
@@ -137,15 +137,33 @@ fn plan(args: &Args, format: Format) -> Result<Plan, Fault> {
             Missing::Hash => MissingId::ContentHash,
             Missing::Reject => MissingId::Reject,
         },
+        keyring: keyring(&args.verify_key)?,
         outlet: match &args.forward {
             Some(url) => Outlet::forward(url)?,
             None => Outlet::stdout(),
         },
         count: args.count,
         idle: idle.transpose()?,
-        markers: if args.database.is_named() { "database" } else { "memory" },
+        is_in_memory: !args.database.is_named(),
         format,
     })
+}
+
+/// The keys of `--verify-key`, if there are any.
+fn keyring(keys: &[String]) -> Result<Option<Keyring>, Fault> {
+    let mut keyring: Option<Keyring> = None;
+    for key in keys {
+        let Some((id, file)) = key.split_once('=').filter(|(_, file)| !file.is_empty()) else {
+            // Not quoted: somebody may have written the secret itself.
+            return Err(Fault::new(Class::Input, "--verify-key must be ID=FILE, such as k1=/run/secrets/k1"));
+        };
+        let secret = Reference::File(file.into()).read()?;
+        keyring = Some(match keyring {
+            None => Keyring::new(id, secret.reveal())?,
+            Some(keyring) => keyring.also(id, secret.reveal())?,
+        });
+    }
+    Ok(keyring)
 }
 
 async fn subscribe<S>(args: &Args, kind: Kind, store: S, plan: Plan) -> Result<ExitCode, Fault>
@@ -159,9 +177,8 @@ where
                 NatsOptions::from_url(&args.from)?.name("oncebox consume").prefetch(PREFETCH.into());
             let nats = Nats::connect(options).await.map_err(|error| Fault::unreachable(&error))?;
             let code = consume(store, nats.subscribe(channel, group).await?, plan).await;
-            nats.close();
-            // What was fetched ahead is given back by a task of the feed's own.
-            tokio::time::sleep(GIVE_BACK).await;
+            // What was fetched ahead goes to others at once.
+            nats.drain().await;
             code
         }
         _ => {
@@ -190,13 +207,24 @@ where
     // Nothing is buried because a destination is away for long.
     let retry = RetryPolicy { max_attempts: None, ..RetryPolicy::default() };
     let inbox = Inbox::builder(store.clone(), plan.channel.as_str())
-        .options(InboxOptions { retry, ..InboxOptions::default() })
+        .options(InboxOptions { retry: retry.clone(), ..InboxOptions::default() })
         .handler(handler)
         .build()?;
-    let janitor = Janitor::new(store).outbox(NEVER)?.markers(inbox.retentions());
+    let janitor = Janitor::new(store.clone()).outbox(NEVER)?.markers(inbox.retentions());
     tokio::spawn(janitor.run(stop.clone()));
     let tap = Tap::new(feed, plan.idle, Arc::clone(&tally));
-    let running = tokio::spawn(Consumer::new(inbox, tap).run(stop.clone()));
+    let taker = Taker {
+        store,
+        inbox,
+        channel: plan.channel.clone(),
+        handler: plan.key,
+        retry,
+        keyring: plan.keyring,
+        tally: Arc::clone(&tally),
+        is_forgetful: plan.is_in_memory,
+        format: plan.format,
+    };
+    let running = tokio::spawn(taker.run(tap, stop.clone()));
     if plan.format == Format::Text {
         eprintln!("listening to {}; stop with Ctrl-C", plain(&plan.channel));
     }
@@ -220,17 +248,7 @@ where
             () = signals.stop() => std::process::exit(130),
         },
     };
-    let (delivered, taken) = tally.counts();
-    match plan.format {
-        Format::Text => eprintln!("delivered {delivered}, taken {taken}"),
-        Format::Json => {
-            let markers = plan.markers;
-            eprintln!(
-                "{}",
-                json!({ "v": 1, "delivered": delivered, "taken": taken, "markers": markers, "drained": is_drained })
-            );
-        }
-    }
+    report(&tally, is_drained, plan.is_in_memory, plan.format);
     if closed.is_some_and(|closed| closed.is_cancelled()) {
         return Err(Fault::new(
             Class::Output,
@@ -238,4 +256,18 @@ where
         ));
     }
     Ok(if is_drained { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn report(tally: &Tally, is_drained: bool, is_in_memory: bool, format: Format) {
+    let markers = if is_in_memory { "memory" } else { "database" };
+    let (delivered, taken, buried) = tally.counts();
+    match format {
+        Format::Text if buried > 0 => eprintln!("delivered {delivered}, taken {taken}, buried {buried}"),
+        Format::Text => eprintln!("delivered {delivered}, taken {taken}"),
+        Format::Json => eprintln!(
+            "{}",
+            json!({ "v": 1, "delivered": delivered, "taken": taken, "buried": buried, "markers": markers,
+                    "drained": is_drained })
+        ),
+    }
 }

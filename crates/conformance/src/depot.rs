@@ -92,6 +92,9 @@ macro_rules! depot_suite_work {
                 a_finish_shares_the_fate_of_the_handlers_writes
                 a_marker_that_is_there_is_told_and_the_delivery_concluded
                 a_finish_without_a_mark_writes_no_marker
+                several_finishes_of_one_transaction_tell_what_each_has_found
+                one_lost_lease_refuses_all_finishes_of_a_transaction
+                what_is_undone_leaves_what_was_written_before_and_after
                 a_lease_that_ran_out_finishes_while_nobody_took_it
                 standing_tells_whose_it_is
                 standing_waits_for_whoever_is_about_to_decide
@@ -125,6 +128,8 @@ macro_rules! depot_suite_lanes {
                 a_duplicate_frees_its_lane
                 what_is_born_dead_waits_in_its_lane_and_blocks_it
                 a_replayed_delivery_does_not_run_beside_its_lane
+                a_finished_head_does_not_let_others_past_a_dead_one
+                a_discarded_letter_frees_nobody_while_one_of_its_lane_runs
                 deposits_racing_finishes_leave_nobody_stuck_and_no_two_heads
                 deposits_of_one_lane_at_once_make_one_head
             ]);
@@ -144,6 +149,7 @@ macro_rules! depot_suite_lanes {
                 an_announced_handler_keeps_what_waits_for_it
                 only_what_has_been_ready_for_long_is_parked
                 a_parked_head_keeps_its_lane_in_order
+                what_was_parked_comes_back_behind_an_earlier_one_of_its_lane
                 scopes_are_parked_and_announced_apart
             ]);
         }

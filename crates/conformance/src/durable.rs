@@ -5,6 +5,7 @@
 
 #![allow(missing_docs, reason = "the name of a case is its documentation")]
 
+pub mod batch;
 pub mod dying;
 pub mod effects;
 pub mod letters;
@@ -20,6 +21,14 @@ pub mod stopping;
 #[macro_export]
 macro_rules! durable_suite {
     ($fixture:ty) => {
+        mod batch {
+            $crate::cases!(on_store, $fixture, durable::batch, [
+                a_batch_commits_what_runs_well_and_undoes_what_fails
+                a_batch_that_dies_takes_effect_once
+                a_stopped_batch_gives_back_the_rest
+                a_handler_with_one_attempt_is_not_run_in_batches
+            ]);
+        }
         mod dying {
             $crate::cases!(on_store, $fixture, durable::dying, [
                 a_worker_that_dies_anywhere_loses_and_doubles_nothing
@@ -109,6 +118,7 @@ mod tests {
         crate::suite::assert_listed(
             include_str!("durable.rs"),
             &[
+                include_str!("durable/batch.rs"),
                 include_str!("durable/dying.rs"),
                 include_str!("durable/effects.rs"),
                 include_str!("durable/letters.rs"),

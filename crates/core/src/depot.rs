@@ -218,6 +218,17 @@ pub enum Standing {
     Lost,
 }
 
+/// A step through the places to which a transaction can be taken back, one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Savepoint {
+    /// From here on.
+    Set,
+    /// What was written since then stays; from here on.
+    Next,
+    /// What was written since then is undone; from there on again.
+    Undo,
+}
+
 /// A stored message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
@@ -300,6 +311,33 @@ pub trait Depot: Dedup {
         now: Option<Timestamp>,
     ) -> impl Future<Output = Result<crate::store::Marked>> + Send;
 
+    /// [`finish`](Self::finish) for several deliveries of one transaction; one
+    /// answer for each. None of them has a lane, a `next`, or a key twice.
+    ///
+    /// # Errors
+    /// [`Kind::Fenced`](crate::Kind::Fenced) if one of the leases was lost: roll back.
+    fn finish_all(
+        &self,
+        tx: &mut Self::Tx,
+        finishes: &[Finish<'_>],
+        now: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Vec<crate::store::Marked>>> + Send {
+        async move {
+            let mut marked = Vec::with_capacity(finishes.len());
+            for finish in finishes {
+                marked.push(self.finish(tx, finish, now).await?);
+            }
+            Ok(marked)
+        }
+    }
+
+    /// Moves the place to which the transaction can be taken back.
+    ///
+    /// # Errors
+    /// By kind of the failed statement: a transaction that an earlier
+    /// statement has doomed can only be undone.
+    fn savepoint(&self, tx: &mut Self::Tx, step: Savepoint) -> impl Future<Output = Result<()>> + Send;
+
     /// Writes what becomes of a delivery that was rolled back, in a
     /// transaction of its own, and counts the attempt of `next` along with it.
     ///
@@ -318,7 +356,11 @@ pub trait Depot: Dedup {
     ///
     /// # Errors
     /// By kind of the failed statement.
-    fn give_back(&self, tickets: &[Ticket]) -> impl Future<Output = Result<()>> + Send;
+    fn give_back(
+        &self,
+        tickets: &[Ticket],
+        now: Option<Timestamp>,
+    ) -> impl Future<Output = Result<()>> + Send;
 
     /// Where a delivery stands. Waits for a transaction that is about to
     /// decide it: this is how an unknown commit is resolved.

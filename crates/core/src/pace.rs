@@ -39,7 +39,10 @@ impl BreakerOptions {
     /// [`Kind::Config`] if it would open before anything has failed.
     pub fn check(&self) -> Result<()> {
         if self.failures == 0 || self.pause.is_zero() {
-            return Err(Error::new(Kind::Config, "a breaker opens after at least one failure, for some time"));
+            return Err(Error::new(
+                Kind::Config,
+                "a breaker opens after at least one failure, for some time",
+            ));
         }
         Ok(())
     }

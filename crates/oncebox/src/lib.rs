@@ -16,7 +16,8 @@
 //! 6. [`Oncebox`]: all of these in one process.
 //! 7. [`stores`]: the databases. [`transports`]: the brokers. [`memory`]: a store and a transport
 //!    without any service, for tests.
-//! 8. [`Error`] and [`Kind`]: what went wrong and what that costs.
+//! 8. [`testing`]: a stage for tests of your own handlers.
+//! 9. [`Error`] and [`Kind`]: what went wrong and what that costs.
 //!
 //! # Example
 //!

@@ -1,8 +1,10 @@
-//! Drains a backlog with somebody else's crate and prints its messages per second.
+//! Does a bench's work with somebody else's crate and prints its messages per second.
 //!
-//! `oncebox-peers PEER URL MESSAGES BATCH PAYLOAD`; the bench runs it in turn
-//! with its own drain.
+//! `oncebox-peers PEER URL MESSAGES BATCH PAYLOAD [WORKERS]`; the bench runs it
+//! in turn with its own: outbox-core and pgmq drain a backlog, apalis enqueues
+//! and runs jobs.
 
+mod apalis_peer;
 mod outbox_core_peer;
 mod pgmq_peer;
 
@@ -14,23 +16,27 @@ struct Backlog {
     messages: u64,
     batch: u32,
     payload: serde_json::Value,
+    workers: usize,
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [peer, url, messages, batch, payload] = arguments.as_slice() else {
-        return Err("usage: oncebox-peers outbox-core|pgmq URL MESSAGES BATCH PAYLOAD".into());
+    let [peer, url, messages, batch, payload, rest @ ..] = arguments.as_slice() else {
+        return Err("usage: oncebox-peers PEER URL MESSAGES BATCH PAYLOAD [WORKERS]".into());
     };
     let backlog = Backlog {
         url: url.clone(),
         messages: messages.parse()?,
         batch: batch.parse()?,
         payload: serde_json::from_str(payload)?,
+        workers: rest.first().map_or(Ok(1), |workers| workers.parse())?,
     };
     let rate = match peer.as_str() {
         "outbox-core" => outbox_core_peer::drain(&backlog).await?,
         "pgmq" => pgmq_peer::drain(&backlog).await?,
+        "apalis" => apalis_peer::work(&backlog, apalis_peer::Tuning::Throughput).await?,
+        "apalis-default" => apalis_peer::work(&backlog, apalis_peer::Tuning::AsItComes).await?,
         other => return Err(format!("no peer is called {other}").into()),
     };
     println!("{rate}");

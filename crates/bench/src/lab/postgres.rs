@@ -106,6 +106,54 @@ impl PostgresLab {
         record(tx, order).await.expect("an effect");
     }
 
+    /// Empties the durable inbox, with its markers and effects.
+    pub(crate) async fn forget_inbox(&self) {
+        self.run(
+            "TRUNCATE oncebox.message, oncebox.delivery, oncebox.effect, oncebox.marker, bench_order, bench_effect",
+        )
+        .await;
+    }
+
+    /// Deliveries that are done.
+    pub(crate) async fn done(&self) -> u64 {
+        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM oncebox.delivery WHERE state = 'done'")
+            .fetch_one(self.pool())
+            .await
+            .expect("a count");
+        count.unsigned_abs()
+    }
+
+    /// Adds completed deliveries with their messages and markers, as if so
+    /// many messages had been handled one after the other until now.
+    pub(crate) async fn load_done(&self, rows: u64) {
+        sqlx::query(
+            "WITH past AS (
+                SELECT format('018f0000-0000-7000-8000-%s', lpad(to_hex(n), 12, '0')) AS id,
+                    clock_timestamp() - ($1 - n) * interval '1 millisecond' AS at
+                FROM generate_series(1, $1) AS n ORDER BY n),
+             message AS (
+                INSERT INTO oncebox.message
+                    (scope, channel, tenant, source, id, type, digest, received_at, attributes, payload)
+                SELECT '', 'bench', '', 'bench', id, $2, $3, at, $4, $5 FROM past
+                RETURNING number, id, digest, received_at),
+             marker AS (
+                INSERT INTO oncebox.marker (tenant, handler, source, id, digest, processed_at)
+                SELECT '', $6, 'bench', id, $3, at FROM past)
+             INSERT INTO oncebox.delivery (message, scope, handler, tenant, key_source, key_id, digest, state,
+                due_at, fence, attempts, ended_at)
+             SELECT number, '', $6, '', 'bench', id, digest, 'done', received_at, 1, 1, received_at FROM message",
+        )
+        .bind(rows.cast_signed())
+        .bind(Order::NAME)
+        .bind([0_u8; 32].as_slice())
+        .bind(r#"{"specversion":"1.0","type":"bench.order.v1","source":"bench"}"#)
+        .bind(Order::nth(1).payload())
+        .bind(HANDLER)
+        .execute(self.pool())
+        .await
+        .expect("a past is loaded");
+    }
+
     async fn run(&self, sql: &'static str) {
         sqlx::raw_sql(sql).execute(self.pool()).await.expect(sql);
     }

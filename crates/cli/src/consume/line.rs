@@ -42,17 +42,19 @@ impl Line {
     }
 }
 
-/// What came and what was taken.
+/// What came and what was made of it.
 pub(super) struct Tally {
     delivered: AtomicU64,
     taken: AtomicU64,
+    buried: AtomicU64,
     limit: Option<u64>,
     stop: CancellationToken,
 }
 
 impl Tally {
     pub(super) fn new(limit: Option<u64>, stop: CancellationToken) -> Self {
-        Self { delivered: AtomicU64::new(0), taken: AtomicU64::new(0), limit, stop }
+        let (delivered, taken, buried) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        Self { delivered, taken, buried, limit, stop }
     }
 
     pub(super) fn deliver(&self) {
@@ -67,8 +69,14 @@ impl Tally {
         }
     }
 
-    pub(super) fn counts(&self) -> (u64, u64) {
-        (self.delivered.load(Ordering::Relaxed), self.taken.load(Ordering::Relaxed))
+    pub(super) fn bury(&self) {
+        self.buried.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Delivered, taken, buried.
+    pub(super) fn counts(&self) -> (u64, u64, u64) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (count(&self.delivered), count(&self.taken), count(&self.buried))
     }
 }
 

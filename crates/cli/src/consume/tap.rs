@@ -1,5 +1,4 @@
-//! A feed that counts, disguises each message as a line, and ends when nothing
-//! came for long enough.
+//! A feed that counts, and ends when nothing came for long enough.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +7,7 @@ use oncebox_core::Result;
 use oncebox_core::transport::{Delivery, Feed};
 use tokio::time::Instant;
 
-use super::line::{Line, Tally};
+use super::line::Tally;
 
 /// Wraps a broker's feed.
 pub(super) struct Tap<F> {
@@ -24,12 +23,8 @@ impl<F: Feed> Tap<F> {
     pub(super) fn new(feed: F, idle: Option<Duration>, tally: Arc<Tally>) -> Self {
         Self { feed, idle, since: Instant::now(), is_fresh: true, tally }
     }
-}
 
-impl<F: Feed> Feed for Tap<F> {
-    type Ack = F::Ack;
-
-    async fn next(&mut self) -> Result<Option<Delivery<F::Ack>>> {
+    pub(super) async fn next(&mut self) -> Result<Option<Delivery<F::Ack>>> {
         // Handling takes its time; only waiting counts. A broker that is away is waited for, too.
         if std::mem::take(&mut self.is_fresh) {
             self.since = Instant::now();
@@ -41,9 +36,9 @@ impl<F: Feed> Feed for Tap<F> {
                 Err(_elapsed) => return Ok(None),
             },
         };
-        let Some(Delivery { envelope, attempt, ack }) = next? else { return Ok(None) };
+        let Some(delivery) = next? else { return Ok(None) };
         self.is_fresh = true;
         self.tally.deliver();
-        Ok(Some(Delivery { envelope: Line::disguise(envelope), attempt, ack }))
+        Ok(Some(delivery))
     }
 }

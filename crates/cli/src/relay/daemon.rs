@@ -118,8 +118,7 @@ pub(super) async fn run(config: &Config, format: Format) -> Result<ExitCode, Fau
         if let (Format::Text, Ok(address)) = (format, listener.local_addr()) {
             eprintln!("answering health checks on http://{address}");
         }
-        // Answers while the relays drain, too.
-        tokio::spawn(health::serve(listener, Arc::clone(&board), CancellationToken::new()));
+        health::serve(listener, Arc::clone(&board))?;
     }
     super::first_look(&sinks).await?;
     stores.iter().try_for_each(|store| crew.attend(store))?;

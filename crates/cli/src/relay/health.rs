@@ -1,5 +1,6 @@
 //! `/livez` and `/readyz`. Both answer from the board and ask nobody, so that
-//! whoever can reach the port cannot make the databases work.
+//! whoever can reach the port cannot make the databases work; and from a thread
+//! of their own, so that they answer whatever the others are busy with.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +11,6 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};
 use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
 use super::board::Board;
 use crate::fault::{Class, Fault};
@@ -23,14 +23,24 @@ pub(super) async fn bind(address: SocketAddr) -> Result<TcpListener, Fault> {
     })
 }
 
-/// Answers until `stop` is cancelled.
-pub(super) async fn serve(listener: TcpListener, board: Arc<Board>, stop: CancellationToken) {
-    let router = Router::new().route("/livez", get(livez)).route("/readyz", get(readyz)).with_state(board);
-    let service = router.into_make_service_with_connect_info::<SocketAddr>();
-    let served = stop.run_until_cancelled(axum::serve(listener, service).into_future()).await;
-    if let Some(Err(error)) = served {
-        tracing::error!(%error, "health.stopped");
-    }
+/// Answers as long as the process lives: while the relays drain, too, and while
+/// a blocked thread holds up everything else.
+pub(super) fn serve(listener: TcpListener, board: Arc<Board>) -> Result<(), Fault> {
+    let listener = listener.into_std()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let served = async move {
+        let listener = TcpListener::from_std(listener)?;
+        let router = Router::new().route("/livez", get(livez)).route("/readyz", get(readyz));
+        let service = router.with_state(board).into_make_service_with_connect_info::<SocketAddr>();
+        axum::serve(listener, service).await
+    };
+    let thread = std::thread::Builder::new().name("health".into());
+    thread.spawn(move || {
+        if let Err(error) = runtime.block_on(served) {
+            tracing::error!(%error, "health.stopped");
+        }
+    })?;
+    Ok(())
 }
 
 /// Whether to restart the process: only if one of its tasks is gone, or if the
@@ -55,76 +65,81 @@ async fn readyz(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-    use std::time::Duration;
+    use std::io::{Read as _, Write as _};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
 
-    use oncebox_core::store::Store as _;
+    use oncebox_core::store::{Mailbox as _, Store as _};
     use oncebox_core::transport::{Failure, Publisher};
     use oncebox_core::{Envelope, Result};
     use oncebox_flow::memory::MemoryStore;
     use oncebox_flow::relay::{Heartbeat, Relay};
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio_util::sync::CancellationToken;
 
     use super::super::board::Loop;
     use super::*;
 
     /// Blocks its thread until it is told not to, as no transport should.
     #[derive(Clone)]
-    struct Blocking(Arc<Mutex<()>>);
+    struct Blocking(Arc<AtomicBool>);
 
     impl Publisher for Blocking {
         async fn publish(&self, batch: &[Envelope]) -> Vec<Result<(), Failure>> {
-            drop(self.0.lock());
+            while self.0.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             vec![Ok(()); batch.len()]
         }
     }
 
-    async fn ask(address: SocketAddr) -> String {
-        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        stream.write_all(b"GET /livez HTTP/1.0\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
+    /// Waits for an answer of `/livez` with this text.
+    #[track_caller]
+    fn says(address: SocketAddr, text: &str) {
+        let since = Instant::now();
+        loop {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET /livez HTTP/1.0\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            if answer.contains(text) {
+                return;
+            }
+            assert!(since.elapsed() < Duration::from_secs(10), "{answer}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-    async fn a_relay_whose_loop_does_not_turn_is_not_alive_and_is_again_when_it_does() {
+    #[test]
+    fn a_relay_whose_loop_does_not_turn_is_not_alive_and_is_again_when_it_does() {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (store, gate, stop) = (MemoryStore::new(), Blocking(Arc::default()), CancellationToken::new());
         let (heartbeat, lease) = (Heartbeat::new(), Duration::from_millis(200));
-        let relay = Relay::builder(store.clone(), gate.clone())
-            .publish_timeout(lease / 2)
-            .lease(lease)
-            .poll(Duration::from_millis(5))
-            .heartbeat(heartbeat.clone());
-        let running = tokio::spawn(relay.build().unwrap().run(stop.clone()));
+        let relay = Relay::builder(store.clone(), gate.clone()).publish_timeout(lease / 2).lease(lease);
+        let relay = relay.poll(Duration::from_millis(5)).heartbeat(heartbeat.clone()).build().unwrap();
+        let running = runtime.spawn(relay.run(stop.clone()));
         let watched = Loop { sink: "orders".into(), heartbeat, grace: lease };
         let board = Arc::new(Board::new(Vec::new(), Vec::new()).watching(vec![watched]));
-        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let listener = runtime.block_on(bind("127.0.0.1:0".parse().unwrap())).unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(serve(listener, board, stop.clone()));
-        let until = async |text: &str| {
-            let answered = async {
-                while !ask(address).await.contains(text) {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-            };
-            tokio::time::timeout(Duration::from_secs(10), answered).await.expect(text);
-        };
+        serve(listener, board).unwrap();
 
-        until(" 200 ").await;
-        let held = gate.0.lock().unwrap();
+        says(address, "200 OK");
+        gate.0.store(true, Ordering::Relaxed);
         let text = || "x".to_owned();
         let (id, source, kind, destination) = (text(), text(), text(), text());
         let message = Envelope { id, source, kind, destination, ..Envelope::default() };
-        let mut tx = store.begin().await.unwrap();
-        store.put(&mut tx, &[message], None).await.unwrap();
-        store.commit(tx).await.unwrap();
-        until("503 Service Unavailable").await;
-        assert!(ask(address).await.contains("the loop of sink orders has not turned"));
-        drop(held);
-        until(" 200 ").await;
+        runtime.block_on(async {
+            let mut tx = store.begin().await.unwrap();
+            store.put(&mut tx, &[message], None).await.unwrap();
+            store.commit(tx).await.unwrap();
+        });
+        says(address, "503 Service Unavailable");
+        says(address, "the loop of sink orders has not turned");
+        gate.0.store(false, Ordering::Relaxed);
+        says(address, "200 OK");
 
         stop.cancel();
-        assert_eq!(running.await.unwrap().published, 1);
+        assert_eq!(runtime.block_on(running).unwrap().published, 1);
     }
 }

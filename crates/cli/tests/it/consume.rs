@@ -130,6 +130,55 @@ fn a_message_that_is_sent_twice_is_printed_once() {
 }
 
 #[test]
+fn what_is_not_signed_is_buried_under_its_own_type_and_not_printed() {
+    let case = "what_is_not_signed_is_buried";
+    for channel in Channel::each(case) {
+        let Some(database) = Database::sqlite(case) else { return };
+        let database = database.migrated();
+        let file = |name: &str, text: &str| {
+            let path = database.folder().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let key = file("key", "a secret of many letters\n");
+        let (right, wrong) =
+            (format!("k1={key}"), format!("k1={}", file("other", "another one of many letters")));
+        channel.consume(&["--idle", "100ms"]).exits(0);
+        channel.put(&database, 0, 1);
+        channel.relay(&database, "unsigned");
+        channel.put(&database, 1, 3);
+        let config = format!(
+            "[[store]]\nurl = \"{}\"\n[[sink]]\nname = \"unsigned\"\nto = \"{}\"\nurl = \"{}\"\n\
+             [sink.signing]\nkey_id = \"k1\"\nsecret_file = \"{key}\"\n",
+            database.url(),
+            if channel.is_nats() { "nats" } else { "rabbitmq" },
+            channel.url,
+        );
+        oncebox(["relay", "--once", "-c", &file("oncebox.toml", &config)]).exits(0);
+
+        let run =
+            channel.consume(&["--verify-key", &right, "--count", "1", "--db", &database.url()]).exits(0);
+
+        assert_eq!(numbers(&run.json_lines()), [1], "{run:?}");
+        assert!(run.stderr.contains("delivered 2, taken 1, buried 1"), "{run:?}");
+        assert!(run.stderr.contains("of type order.placed.v1: forged: the message is not signed"), "{run:?}");
+        let letters = database.sql("SELECT code || ' ' || envelope FROM {t}dead_letter;");
+        assert!(letters.starts_with("forged ") && letters.contains("order.placed.v1"), "{letters}");
+        assert!(letters.lines().count() == 1 && !letters.contains("oncebox.line"), "its own type: {letters}");
+        let other = channel.consume(&["--verify-key", &wrong, "--idle", "1s", "-o", "json"]).exits(0);
+        assert!(other.stdout.is_empty(), "{other:?}");
+        let report: Value = serde_json::from_str(other.stderr.lines().next().unwrap()).unwrap();
+        assert_eq!(
+            (&report["buried"], &report["event"]["data"]["n"]),
+            (&"forged".into(), &2.into()),
+            "{report}"
+        );
+        assert!(report["reason"].as_str().unwrap().contains("does not match its signature"), "{report}");
+        assert!(!format!("{run:?}{other:?}").contains("many letters"), "{other:?}");
+    }
+}
+
+#[test]
 fn what_cannot_be_forwarded_yet_is_forwarded_later() {
     let case = "what_cannot_be_forwarded_yet";
     for channel in Channel::each(case) {
@@ -165,9 +214,11 @@ fn a_wrong_source_group_or_time_is_exit_2_and_a_broker_that_is_away_exit_7() {
         (["--from", "https://h", "--group", "g", "--idle", "1s"], "--from"),
         (["--from", "nats://h", "--group", "Über", "--idle", "1s"], "a-z 0-9"),
         (["--from", "nats://h", "--group", "g", "--idle", "soon"], "5s"),
+        (["--from", "nats://h", "--group", "g", "--verify-key", "hunter2"], "ID=FILE"),
+        (["--from", "nats://h", "--group", "g", "--verify-key", "k1=/no/such/file"], "/no/such/file"),
     ] {
         let run = oncebox(base.iter().chain(&more)).exits(2);
-        assert!(run.stderr.contains(text), "{run:?}");
+        assert!(run.stderr.contains(text) && !run.stderr.contains("hunter2"), "{run:?}");
     }
     for url in ["nats://u:hunter2@127.0.0.1:1", "amqp://u:hunter2@127.0.0.1:1/v"] {
         let run = oncebox(base.iter().chain(&["--from", url, "--group", "g", "-o", "json"])).exits(7);

@@ -7,13 +7,13 @@ use crate::process::{Process, get, readiness};
 use crate::program::{command, eventually};
 use crate::server::Server;
 
-fn start(database: &Database, config: &str) -> Process {
+pub(crate) fn start(database: &Database, config: &str) -> Process {
     let file = database.folder().join("oncebox.toml");
     std::fs::write(&file, config).unwrap();
     Process::start(&mut command(["relay", "--log", "info", "-c", file.to_str().unwrap()]))
 }
 
-fn store(name: &str, database: &Database) -> String {
+pub(crate) fn store(name: &str, database: &Database) -> String {
     format!("[[store]]\nname = \"{name}\"\nurl = \"{}\"\nschema = \"{}\"\n", database.url(), database.name)
 }
 

@@ -19,13 +19,13 @@ pub(crate) struct Database {
     folder: PathBuf,
 }
 
-fn fresh_name() -> String {
+pub(crate) fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
     format!("cli{}_{nanos}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn fresh_folder() -> PathBuf {
+pub(crate) fn fresh_folder() -> PathBuf {
     let folder = std::env::temp_dir().join(format!("oncebox-{}", fresh_name()));
     std::fs::create_dir_all(&folder).unwrap();
     folder
@@ -54,6 +54,11 @@ impl Database {
             name: fresh_name(),
             folder: fresh_folder(),
         })
+    }
+
+    /// A schema that does not exist yet, on a server of the test's own.
+    pub(crate) fn at(url: String) -> Self {
+        Self { place: Place::Postgres(url), name: fresh_name(), folder: fresh_folder() }
     }
 
     /// Both, as far as they are there.
@@ -117,8 +122,13 @@ impl Database {
 
     /// The documented way in for any language: three columns.
     pub(crate) fn insert_by_hand(&self, from: u32, to: u32) {
+        self.insert_to("orders", from, to);
+    }
+
+    /// The same to another destination.
+    pub(crate) fn insert_to(&self, destination: &str, from: u32, to: u32) {
         let rows: Vec<_> =
-            (from..to).map(|n| format!("('order.placed.v1', 'orders', '{{\"n\": {n}}}')")).collect();
+            (from..to).map(|n| format!("('order.placed.v1', '{destination}', '{{\"n\": {n}}}')")).collect();
         self.sql(&format!(
             "INSERT INTO {{t}}outbox (type, destination, payload) VALUES {};",
             rows.join(", ")

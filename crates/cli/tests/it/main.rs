@@ -9,6 +9,7 @@
     reason = "clippy takes only #[test] functions for tests, not what they call"
 )]
 
+mod bad_peers;
 mod check;
 mod config;
 mod consume;
@@ -20,9 +21,12 @@ mod deploy;
 mod faults;
 mod languages;
 mod migrate;
+mod private;
 mod process;
 mod program;
 mod relay;
+mod reload;
 mod server;
 mod status;
+mod virtual_host;
 mod wakeup;

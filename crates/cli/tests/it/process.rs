@@ -71,6 +71,9 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("the process said:\n{}", self.errors());
+        }
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -92,12 +92,13 @@ pub async fn a_dead_delivery_is_nobodys<F: DepotFixture>(fixture: Arc<F>) {
 pub async fn what_is_given_back_is_free_at_once_and_not_counted<F: DepotFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     give(&store, &["started", "held"], 0).await;
-    let held = store.take(&TakeRequest { seats: 1, ..request("a") }, None).await.unwrap();
+    let held = store.take(&TakeRequest { seats: 1, ..request("a") }, at(0)).await.unwrap();
     let tickets: Vec<_> = held.iter().map(|taken| taken.ticket).collect();
 
-    store.give_back(&tickets).await.unwrap();
+    store.give_back(&tickets, at(5)).await.unwrap();
 
-    let mut again = store.take(&request("b"), None).await.unwrap();
+    assert!(taken(&store, 4).await.is_empty());
+    let mut again = store.take(&request("b"), at(5)).await.unwrap();
     again.sort_by_key(|taken| taken.ticket.number);
     assert_eq!(ids(&again), ["started", "held"]);
     assert_eq!((again[0].attempt, again[1].attempt, again[0].deaths), (1, 1, 0));

@@ -31,7 +31,7 @@ async fn refused<F: DepotFixture>(fixture: &F, ticket: Ticket) {
     assert_eq!(kind(finish(&store, &bare, 1).await), FENCED);
     assert_eq!(store.renew(&[ticket], Duration::from_secs(9_000), at(1)).await.unwrap(), [false]);
     assert_eq!(store.start(&[ticket]).await.unwrap(), [false]);
-    store.give_back(&[ticket]).await.unwrap();
+    store.give_back(&[ticket], at(1)).await.unwrap();
     assert_eq!(kind(store.intend(ticket, "effect", at(1)).await), FENCED);
     assert_eq!(kind(store.record(ticket, "effect", b"x").await), FENCED);
 }
@@ -86,7 +86,7 @@ pub async fn a_refused_conclusion_starts_nobody<F: DepotFixture>(fixture: Arc<F>
     let store = fixture.store();
     give(&store, &["1", "2"], 0).await;
     let held = store.take(&TakeRequest { seats: 1, ..request("a") }, at(0)).await.unwrap();
-    store.give_back(&[held[0].ticket]).await.unwrap();
+    store.give_back(&[held[0].ticket], at(LEASE + 1)).await.unwrap();
 
     let late = store.conclude(held[0].ticket, &RETRY, Some(held[1].ticket), at(1)).await;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncebox_core::depot::{Fate, Finish, Standing, Ticket};
+use oncebox_core::depot::{Fate, Finish, Savepoint, Standing, Ticket};
 use oncebox_core::store::Marked;
 use oncebox_core::{Dedup, Depot, Kind, Store};
 
@@ -91,6 +91,87 @@ pub async fn a_finish_without_a_mark_writes_no_marker<F: DepotFixture>(fixture: 
     assert_eq!(first, Marked::First);
     assert_eq!(store.standing(held.ticket).await.unwrap(), Standing::Done);
     assert_eq!(marked(&store, "1", b"any").await, Marked::First);
+}
+
+pub async fn several_finishes_of_one_transaction_tell_what_each_has_found<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1", "2", "same", "other"], 0).await;
+    let held = super::steps::take(&store, 0).await;
+    for held in &held[2..] {
+        let mut tx = store.begin().await.unwrap();
+        let mark = oncebox_core::store::Mark { digest: plain("same").digest(), ..mark(held) };
+        store.mark(&mut tx, &mark, at(0)).await.unwrap();
+        store.reply(&mut tx, &mark, b"reply").await.unwrap();
+        store.commit(tx).await.unwrap();
+    }
+    let with_reply = Finish { result: Some(b"two"), ..finishing(&held[1]) };
+    let both = [finishing(&held[0]), with_reply];
+    let all = [both[0].clone(), both[1].clone(), finishing(&held[2]), finishing(&held[3])];
+
+    let mut tx = store.begin().await.unwrap();
+    let found = store.finish_all(&mut tx, &all, at(1)).await.unwrap();
+    store.rollback(tx).await.unwrap();
+    let mut tx = store.begin().await.unwrap();
+    let first = store.finish_all(&mut tx, &both, at(1)).await.unwrap();
+    let none = store.finish_all(&mut tx, &[], at(1)).await.unwrap();
+    store.commit(tx).await.unwrap();
+
+    let duplicate = Marked::Duplicate { result: Some(b"reply".to_vec()) };
+    assert_eq!(found, [Marked::First, Marked::First, duplicate, Marked::Conflict]);
+    assert_eq!((first, none), (vec![Marked::First, Marked::First], vec![]));
+    let mut standing = Vec::new();
+    for held in &held {
+        standing.push(store.standing(held.ticket).await.unwrap());
+    }
+    assert_eq!(standing, [Standing::Done, Standing::Done, Standing::Held, Standing::Held]);
+    let reply = Marked::Duplicate { result: Some(b"two".to_vec()) };
+    assert_eq!(marked(&store, "2", &plain("2").payload).await, reply);
+}
+
+pub async fn one_lost_lease_refuses_all_finishes_of_a_transaction<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1", "2", "3"], 0).await;
+    let held = super::steps::take(&store, 0).await;
+    store.give_back(&[held[1].ticket], at(0)).await.unwrap();
+
+    let mut tx = store.begin().await.unwrap();
+    let late = store
+        .finish_all(&mut tx, &[finishing(&held[0]), finishing(&held[1]), finishing(&held[2])], at(1))
+        .await;
+    store.rollback(tx).await.unwrap();
+
+    assert_eq!(kind(late), Some(Kind::Fenced));
+    for (held, id) in [(&held[0], "1"), (&held[2], "3")] {
+        assert_eq!(store.standing(held.ticket).await.unwrap(), Standing::Held);
+        assert_eq!(marked(&store, id, b"any").await, Marked::First);
+    }
+}
+
+pub async fn what_is_undone_leaves_what_was_written_before_and_after<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1", "2", "3"], 0).await;
+    let held = super::steps::take(&store, 0).await;
+    let mut tx = store.begin().await.unwrap();
+
+    store.savepoint(&mut tx, Savepoint::Set).await.unwrap();
+    fixture.effect(&mut tx, &effect("1")).await.unwrap();
+    store.savepoint(&mut tx, Savepoint::Next).await.unwrap();
+    for _ in 0..2 {
+        fixture.effect(&mut tx, &effect("2")).await.unwrap();
+        store.mark(&mut tx, &mark(&held[1]), at(1)).await.unwrap();
+        store.savepoint(&mut tx, Savepoint::Undo).await.unwrap();
+    }
+    fixture.effect(&mut tx, &effect("3")).await.unwrap();
+    store.savepoint(&mut tx, Savepoint::Next).await.unwrap();
+    store.savepoint(&mut tx, Savepoint::Undo).await.unwrap();
+    store.finish_all(&mut tx, &[finishing(&held[0]), finishing(&held[2])], at(1)).await.unwrap();
+    store.commit(tx).await.unwrap();
+
+    let ids: Vec<String> = fixture.effects().await.into_iter().map(|effect| effect.id).collect();
+    assert_eq!(ids, ["1", "3"]);
+    assert_eq!(store.standing(held[1].ticket).await.unwrap(), Standing::Held);
+    assert_eq!(marked(&store, "2", b"any").await, Marked::First);
+    assert!(matches!(marked(&store, "3", &plain("3").payload).await, Marked::Duplicate { .. }));
 }
 
 pub async fn a_lease_that_ran_out_finishes_while_nobody_took_it<F: DepotFixture>(fixture: Arc<F>) {

@@ -164,6 +164,46 @@ pub async fn a_replayed_delivery_does_not_run_beside_its_lane<F: DepotFixture>(f
     assert_eq!(taken(&store, 3).await, ["c"]);
 }
 
+/// Deposits a message that is born dead, and tells which dead letter it is.
+async fn refused<F: DepotFixture>(fixture: &F, id: &str) -> LetterId {
+    let (store, envelope) = (fixture.store(), plain(id));
+    let mut refused = in_lane(&envelope, "k");
+    refused.assignments[0].refused = Some(("forged", "no"));
+    put(&store, &[refused], 0).await;
+    let letters = store.letters(&Default::default(), 10).await.unwrap();
+    letters.into_iter().find(|letter| letter.envelope.id == id).unwrap().id
+}
+
+pub async fn a_finished_head_does_not_let_others_past_a_dead_one<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    queue(&store, "k", &["a"], 0).await;
+    let dead = refused(&*fixture, "b").await;
+    queue(&store, "k", &["c"], 0).await;
+
+    done(&store, &take_one(&store, 0).await, 0).await;
+    let past = taken(&store, 1).await;
+    store.discard_letter(dead, at(2)).await.unwrap();
+
+    assert!(past.is_empty());
+    assert_eq!(taken(&store, 2).await, ["c"]);
+}
+
+pub async fn a_discarded_letter_frees_nobody_while_one_of_its_lane_runs<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    queue(&store, "k", &["a", "b"], 0).await;
+    let dead = refused(&*fixture, "c").await;
+    let a = take_one(&store, 0).await;
+    done(&store, &a, 0).await;
+    let b = take_one(&store, 0).await;
+    store.replay_delivery(a.ticket.number, at(1)).await.unwrap();
+
+    store.discard_letter(dead, at(2)).await.unwrap();
+
+    assert!(taken(&store, 2).await.is_empty(), "b is running");
+    done(&store, &b, 3).await;
+    assert_eq!(taken(&store, 3).await, ["a"]);
+}
+
 /// Producers fill lanes while workers empty them: whatever is in the way of
 /// what, every delivery runs, in its order, and no two of a lane at once.
 pub async fn deposits_racing_finishes_leave_nobody_stuck_and_no_two_heads<F: DepotFixture>(fixture: Arc<F>) {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncebox_core::Depot;
 use oncebox_core::depot::{Deposit, Fate};
+use oncebox_core::{Depot, Letters};
 
 use super::DepotFixture;
 use super::steps::{HANDLER, counts, deposit, done, give, put, queue, take_one, taken};
@@ -77,6 +77,23 @@ pub async fn a_parked_head_keeps_its_lane_in_order<F: DepotFixture>(fixture: Arc
         assert_eq!(held.envelope.id, id);
         done(&store, &held, 4001).await;
     }
+}
+
+pub async fn what_was_parked_comes_back_behind_an_earlier_one_of_its_lane<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    queue(&store, "k", &["a", "b"], 0).await;
+    let a = take_one(&store, 0).await;
+    done(&store, &a, 0).await;
+    store.park_orphans(HOUR, 10, at(4000)).await.unwrap();
+    store.replay_delivery(a.ticket.number, at(4001)).await.unwrap();
+
+    let back = store.announce("", &[HANDLER], at(4002)).await.unwrap();
+
+    let again = take_one(&store, 4002).await;
+    assert_eq!((back, again.envelope.id.as_str()), (1, "a"));
+    let once_more = oncebox_core::depot::Finish { mark: None, ..super::steps::finishing(&again) };
+    super::steps::finish(&store, &once_more, 4003).await.unwrap();
+    assert_eq!(taken(&store, 4003).await, ["b"]);
 }
 
 pub async fn scopes_are_parked_and_announced_apart<F: DepotFixture>(fixture: Arc<F>) {

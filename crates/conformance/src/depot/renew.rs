@@ -27,7 +27,7 @@ pub async fn a_renewal_tells_which_tickets_are_good<F: DepotFixture>(fixture: Ar
     give(&store, &["held", "done", "returned"], 0).await;
     let held = take(&store, 0).await;
     done(&store, &held[1], 1).await;
-    store.give_back(&[held[2].ticket]).await.unwrap();
+    store.give_back(&[held[2].ticket], at(1)).await.unwrap();
     let unknown = Ticket { number: 999_999, fence: 1 };
     let tickets = [held[1].ticket, held[0].ticket, unknown, held[2].ticket, held[0].ticket];
 

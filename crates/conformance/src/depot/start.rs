@@ -66,10 +66,10 @@ pub async fn a_conclusion_starts_the_next_in_the_same_commit<F: DepotFixture>(fi
 pub async fn a_next_that_was_lost_does_not_spoil_a_finish<F: DepotFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     let (first, second) = two(&*fixture).await;
-    store.give_back(&[second.ticket]).await.unwrap();
+    store.give_back(&[second.ticket], at(1)).await.unwrap();
 
     finish(&store, &Finish { next: Some(second.ticket), ..finishing(&first) }, 1).await.unwrap();
 
-    let freed = store.take(&request("b"), None).await.unwrap();
+    let freed = store.take(&request("b"), at(1)).await.unwrap();
     assert_eq!((ids(&freed), freed[0].attempt), (vec!["2".to_owned()], 1));
 }

@@ -78,10 +78,10 @@ pub async fn a_suspect_that_is_given_back_stays_one<F: DepotFixture>(fixture: Ar
     take_one(&store, 0).await;
     let held = caught(&*fixture, LEASE).await;
 
-    store.give_back(&[held[0].ticket]).await.unwrap();
+    store.give_back(&[held[0].ticket], at(LEASE)).await.unwrap();
 
-    let others = store.take(&request("b"), None).await.unwrap();
-    let again = store.take(&suspects("b"), None).await.unwrap();
+    let others = store.take(&request("b"), at(LEASE)).await.unwrap();
+    let again = store.take(&suspects("b"), at(LEASE)).await.unwrap();
     assert!(others.is_empty());
     assert_eq!((again[0].deaths, again[0].attempt), (1, 2));
 }

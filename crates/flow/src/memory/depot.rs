@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncebox_core::depot::{
-    Assigned, Assignment, Deposit, Deposited, Fate, Finish, Number, Standing, Stored, StoredPage,
+    Assigned, Assignment, Deposit, Deposited, Fate, Finish, Number, Savepoint, Standing, Stored, StoredPage,
     TakeRequest, Taken, Ticket, Want, reason_text,
 };
 use oncebox_core::store::Marked;
@@ -92,6 +92,14 @@ impl Depot for MemoryStore {
         Ok(Marked::First)
     }
 
+    async fn savepoint(&self, tx: &mut MemoryTx, step: Savepoint) -> Result<()> {
+        match step {
+            Savepoint::Set | Savepoint::Next => tx.save(),
+            Savepoint::Undo => tx.undo(),
+        }
+        Ok(())
+    }
+
     async fn conclude(
         &self,
         ticket: Ticket,
@@ -111,13 +119,13 @@ impl Depot for MemoryStore {
         .await?
     }
 
-    async fn give_back(&self, tickets: &[Ticket]) -> Result<()> {
+    async fn give_back(&self, tickets: &[Ticket], now: Option<Timestamp>) -> Result<()> {
         self.write(|state| {
             View::change(&mut state.stock, |view| {
                 for ticket in tickets {
                     let Ok(mut delivery) = view.held(*ticket) else { continue };
                     delivery.uncount();
-                    delivery.release(at(None));
+                    delivery.release(at(now));
                     view.set(ticket.number, delivery);
                 }
                 Ok(())

@@ -156,7 +156,7 @@ impl Log {
 }
 
 /// What one transaction has put so far.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Puts {
     logged: Vec<(Envelope, Timestamp)>,
     scheduled: Vec<(Envelope, Timestamp)>,

@@ -60,7 +60,7 @@ impl Message {
 type Effects = HashMap<(u32, String), Option<Vec<u8>>>;
 
 /// Rows, and how they are found.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Stock {
     messages: BTreeMap<Number, Message>,
     deliveries: BTreeMap<Number, Delivery>,

@@ -113,6 +113,7 @@ impl Store for MemoryStore {
             left: Vec::new(),
             stock: Stock::default(),
             grown: BTreeMap::new(),
+            saved: None,
         }))
     }
 
@@ -153,9 +154,46 @@ pub struct MemoryTx {
     pub(super) stock: Stock,
     /// Tables that were appended to, with the length to cut them back to.
     grown: BTreeMap<String, usize>,
+    saved: Option<Box<Saved>>,
+}
+
+/// What a transaction had written at its savepoint.
+struct Saved {
+    puts: Puts,
+    markers: HashMap<MarkerKey, Marker>,
+    left: usize,
+    stock: Stock,
+    lengths: BTreeMap<String, usize>,
 }
 
 impl MemoryTx {
+    /// What is written from here on can be undone.
+    pub(super) fn save(&mut self) {
+        let length = |table: &String| self.tables.get(table).map_or(0, Vec::len);
+        self.saved = Some(Box::new(Saved {
+            puts: self.puts.clone(),
+            markers: self.markers.clone(),
+            left: self.left.len(),
+            stock: self.stock.clone(),
+            lengths: self.grown.keys().map(|table| (table.clone(), length(table))).collect(),
+        }));
+    }
+
+    /// Undoes what was written since it was last saved.
+    pub(super) fn undo(&mut self) {
+        let Some(saved) = self.saved.take() else { return };
+        for (table, start) in &self.grown {
+            if let Some(rows) = self.tables.get_mut(table) {
+                rows.truncate(saved.lengths.get(table).copied().unwrap_or(*start));
+            }
+        }
+        self.puts = saved.puts;
+        self.markers = saved.markers;
+        self.left.truncate(saved.left);
+        self.stock = saved.stock;
+        self.save();
+    }
+
     /// Adds a row to one of the user's tables.
     pub fn append(&mut self, table: &str, row: String) {
         let rows = self.tables.entry(table.to_owned()).or_default();

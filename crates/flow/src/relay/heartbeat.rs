@@ -68,7 +68,9 @@ impl Drop for Pulse {
 
 #[cfg(test)]
 mod tests {
-    use oncebox_core::{Envelope, Failure, Publisher, Result, Store};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use oncebox_core::{Envelope, Failure, Mailbox as _, Publisher, Result, Store as _};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -96,50 +98,52 @@ mod tests {
 
     /// Blocks its thread until it is told not to, as no transport should.
     #[derive(Clone)]
-    struct Blocking(Arc<Mutex<()>>);
+    struct Blocking(Arc<AtomicBool>);
 
     impl Publisher for Blocking {
         async fn publish(&self, batch: &[Envelope]) -> Vec<Result<(), Failure>> {
-            drop(self.0.lock());
+            while self.0.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             vec![Ok(()); batch.len()]
         }
     }
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_loop_that_a_blocked_thread_holds_up_is_overdue_and_an_idle_one_is_not() {
-        let (store, gate, stop) = (MemoryStore::new(), Blocking(Arc::default()), CancellationToken::new());
-        let (heartbeat, step) = (Heartbeat::new(), Duration::from_millis(5));
-        let held = gate.0.lock().unwrap();
-        let relay = Relay::builder(store.clone(), gate.clone())
-            .publish_timeout(Duration::from_millis(100))
-            .lease(Duration::from_millis(200))
-            .poll(step)
-            .heartbeat(heartbeat.clone())
-            .build()
-            .unwrap();
-        let running = tokio::spawn(relay.run(stop.clone()));
-        let until = async |wanted: fn(Option<Duration>) -> bool| {
-            while !wanted(heartbeat.overdue()) {
-                tokio::time::sleep(step).await;
-            }
-        };
+    /// A blocked thread may hold up every clock of its runtime, so the test keeps to its own.
+    #[track_caller]
+    fn eventually(mut holds: impl FnMut() -> bool) {
+        let since = std::time::Instant::now();
+        while !holds() {
+            assert!(since.elapsed() < Duration::from_secs(10), "not within 10 s");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 
+    #[test]
+    fn a_loop_that_a_blocked_thread_holds_up_is_overdue_until_it_turns_again() {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (store, gate, stop) = (MemoryStore::new(), Blocking(Arc::default()), CancellationToken::new());
+        let (heartbeat, lease) = (Heartbeat::new(), Duration::from_millis(200));
+        gate.0.store(true, Ordering::Relaxed);
         let text = || "x".to_owned();
         let (id, source, kind, destination) = (text(), text(), text(), text());
         let message = Envelope { id, source, kind, destination, ..Envelope::default() };
-        let mut tx = store.begin().await.unwrap();
-        store.put(&mut tx, &[message], None).await.unwrap();
-        store.commit(tx).await.unwrap();
-        tokio::time::timeout(Duration::from_secs(10), until(|late| late > Some(Duration::from_millis(200))))
-            .await
-            .expect("the loop is overdue while its thread is blocked");
-        drop(held);
+        runtime.block_on(async {
+            let mut tx = store.begin().await.unwrap();
+            store.put(&mut tx, &[message], None).await.unwrap();
+            store.commit(tx).await.unwrap();
+        });
+        let relay = Relay::builder(store, gate.clone()).publish_timeout(lease / 2).lease(lease);
+        let relay = relay.poll(Duration::from_millis(5)).heartbeat(heartbeat.clone()).build().unwrap();
 
-        tokio::time::timeout(Duration::from_secs(10), until(|late| late.is_none()))
-            .await
-            .expect("the loop turns again");
+        let running = runtime.spawn(relay.run(stop.clone()));
+        eventually(|| heartbeat.overdue() > Some(lease));
+        gate.0.store(false, Ordering::Relaxed);
+        eventually(|| heartbeat.overdue().is_none());
         stop.cancel();
-        assert_eq!(running.await.unwrap().published, 1);
+
+        assert_eq!(runtime.block_on(running).unwrap().published, 1);
         assert_eq!(heartbeat.overdue(), None);
     }
 }

@@ -51,6 +51,22 @@ impl Handler<MemoryTx> for Announcer {
     }
 }
 
+/// Fails the first time.
+struct Hesitant;
+
+impl Handler<MemoryTx> for Hesitant {
+    type Message = Placed;
+
+    fn key(&self) -> oncebox_core::HandlerKey {
+        oncebox_core::HandlerKey::new("ship")
+    }
+
+    async fn handle(&self, cx: &mut Context<'_, MemoryTx>, placed: Placed) -> Result<(), HandlerError> {
+        cx.tx().append("shipped", placed.order.to_string());
+        if cx.attempt() == 1 { Err(HandlerError::retry("not yet")) } else { Ok(()) }
+    }
+}
+
 /// Fails as often as told before it ships.
 fn failing(
     times: usize,
@@ -238,6 +254,21 @@ async fn a_good_handler_survives_death_anywhere() {
 
         assert!(reached.contains(&last) && reached.contains(&CrashPoint::R5), "{reached:?}");
     }
+}
+
+#[tokio::test]
+async fn a_handler_that_fails_is_also_killed_before_its_failure_is_written() {
+    let reached = every_crash_point(|stage| async move {
+        let mut stage = stage.channel("orders", |inbox| inbox.durable().handler(Hesitant));
+        let id = stage.put(&Placed { order: 1 }).await;
+        stage.run_until_idle().await;
+
+        stage.assert_handled_once("ship", &id);
+        assert_eq!(shipped(&stage).await, ["1"]);
+    })
+    .await;
+
+    assert_eq!(reached.last(), Some(&CrashPoint::D6));
 }
 
 #[tokio::test]

@@ -87,8 +87,7 @@ impl<S: Mailbox + Depot + Letters + Inspect> Stage<S> {
         let (mut after, mut found) = (0, Vec::new());
         loop {
             let window = Window { shards: &shards, after, holes: &[], limit: PAGE };
-            let span =
-                self.store.read(window).await.unwrap_or_else(|error| panic!("log: {}", error.chain()));
+            let span = self.store.read(window).await.unwrap_or_else(|error| panic!("log: {}", error.chain()));
             for envelope in span.rows.into_iter().filter_map(|row| row.envelope.ok()) {
                 if envelope.kind == M::NAME {
                     let message = M::decode(&envelope.payload);

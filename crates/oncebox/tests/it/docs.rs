@@ -22,7 +22,7 @@ use sqlx::AssertSqlSafe;
 
 use crate::tidy::{files, root};
 
-const EXAMPLES: [&str; 3] = ["first_message", "transactions", "consumers"];
+const EXAMPLES: [&str; 4] = ["first_message", "transactions", "consumers", "testing"];
 
 /// A fenced block, with the comment on the line before it.
 struct Block {

@@ -14,13 +14,14 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use oncebox_core::depot::{
-    Assigned, Assignment, Deposit, Deposited, Fate, Finish, Number, Standing, Stored, StoredPage,
+    Assigned, Assignment, Deposit, Deposited, Fate, Finish, Number, Savepoint, Standing, Stored, StoredPage,
     TakeRequest, Taken, Ticket, Want,
 };
 use oncebox_core::store::Marked;
 use oncebox_core::{Depot, Error, Kind, Result, Timestamp};
 use sqlx::PgConnection;
 
+use super::error::failed;
 use super::store::PostgresStore;
 
 impl Depot for PostgresStore {
@@ -58,6 +59,25 @@ impl Depot for PostgresStore {
         finish::finish(self, tx, finish, now).await
     }
 
+    async fn finish_all(
+        &self,
+        tx: &mut PgConnection,
+        finishes: &[Finish<'_>],
+        now: Option<Timestamp>,
+    ) -> Result<Vec<Marked>> {
+        finish::finish_all(self, tx, finishes, now).await
+    }
+
+    async fn savepoint(&self, tx: &mut PgConnection, step: Savepoint) -> Result<()> {
+        let text = match step {
+            Savepoint::Set => "SAVEPOINT oncebox_unit",
+            Savepoint::Next => "RELEASE SAVEPOINT oncebox_unit; SAVEPOINT oncebox_unit",
+            Savepoint::Undo => "ROLLBACK TO SAVEPOINT oncebox_unit",
+        };
+        sqlx::raw_sql(text).execute(tx).await.map_err(failed("cannot move the savepoint"))?;
+        Ok(())
+    }
+
     async fn conclude(
         &self,
         ticket: Ticket,
@@ -68,8 +88,8 @@ impl Depot for PostgresStore {
         finish::conclude(self, ticket, fate, next, now).await
     }
 
-    async fn give_back(&self, tickets: &[Ticket]) -> Result<()> {
-        take::give_back(self, tickets).await
+    async fn give_back(&self, tickets: &[Ticket], now: Option<Timestamp>) -> Result<()> {
+        take::give_back(self, tickets, now).await
     }
 
     async fn standing(&self, ticket: Ticket) -> Result<Standing> {

@@ -102,7 +102,8 @@ pub(super) async fn read(store: &PostgresStore, window: Window<'_>) -> Result<Sp
     wanted.sort_unstable();
     wanted.dedup();
     let read = holes(store).begin_read();
-    let mut rows = rows(store, &window, &wanted).await?;
+    let mut connection = store.pool().acquire().await.map_err(failed(READ_FAILED))?;
+    let mut rows = rows(store, &mut connection, &window, &wanted).await?;
     let late = rows.partition_point(|row| row.position <= window.after);
     // Holes beyond the limit were not looked up, and a row above may have to wait for one of them.
     let is_crowded = !wanted.is_empty() && late >= window.limit;
@@ -116,7 +117,8 @@ pub(super) async fn read(store: &PostgresStore, window: Window<'_>) -> Result<Sp
     let unknown = wanted.split_off(wanted.partition_point(|position| *position <= looked_up));
     let fresh: Vec<Position> = rows.iter().skip(late).map(|row| row.position).collect();
     let mut is_full = is_crowded || (fresh.len() >= window.limit && window.limit > 0);
-    let (seen, has_more) = seen(store, &window, &fresh, is_full).await?;
+    let (seen, has_more) = seen(store, &mut connection, &window, (&fresh, is_full)).await?;
+    drop(connection);
     is_full |= has_more;
     let (through, new) = gaps(window.after, seen, MAX_HOLES);
     let reached = rows.partition_point(|row| row.position <= window.after.max(through));
@@ -138,7 +140,12 @@ pub(super) async fn read(store: &PostgresStore, window: Window<'_>) -> Result<Sp
 }
 
 /// The rows among the holes, then those above, all by position.
-async fn rows(store: &PostgresStore, window: &Window<'_>, wanted: &[Position]) -> Result<Vec<Row>> {
+async fn rows(
+    store: &PostgresStore,
+    connection: &mut PgConnection,
+    window: &Window<'_>,
+    wanted: &[Position],
+) -> Result<Vec<Row>> {
     let above = if wanted.len() > MAX_HOLES { 0 } else { window.limit };
     let text = if wanted.is_empty() {
         include_str!("sql/read.sql")
@@ -146,12 +153,12 @@ async fn rows(store: &PostgresStore, window: &Window<'_>, wanted: &[Position]) -
         include_str!("sql/read_with_holes.sql")
     };
     let query = sqlx::query(store.sql(text)).persistent(PLAN_IS_KEPT);
-    let mut query = query.bind(window.after).bind(window.shards).bind(limit(above));
+    let mut query = query.bind(window.after).bind(mask(window.shards)).bind(limit(above));
     if !wanted.is_empty() {
         query = query.bind(wanted).bind(limit(window.limit));
     }
     // Rows become envelopes while the server sends the next ones.
-    let mut columns = query.fetch(store.pool());
+    let mut columns = query.fetch(connection);
     let mut rows = Vec::new();
     while let Some(columns) = columns.try_next().await.map_err(failed(READ_FAILED))? {
         rows.push(row::row(&columns).map_err(failed(READ_FAILED))?);
@@ -159,14 +166,19 @@ async fn rows(store: &PostgresStore, window: &Window<'_>, wanted: &[Position]) -
     Ok(rows)
 }
 
+/// The shards as bits. There are fewer than an `integer` has.
+fn mask(shards: &[Shard]) -> i32 {
+    shards.iter().fold(0, |mask, shard| mask | 1_i32.wrapping_shl(shard.unsigned_abs().into()))
+}
+
 /// The positions above that are taken by a visible row of any shard, ascending,
 /// and none of which is missing below the last one; and whether rows of these
 /// shards have appeared since they were read.
 async fn seen(
     store: &PostgresStore,
+    connection: &mut PgConnection,
     window: &Window<'_>,
-    fresh: &[Position],
-    is_full: bool,
+    (fresh, is_full): (&[Position], bool),
 ) -> Result<(Vec<Position>, bool)> {
     let is_every_shard = window.shards.len() >= SHARDS.unsigned_abs().into();
     let last = fresh.last().copied().unwrap_or(window.after);
@@ -181,7 +193,7 @@ async fn seen(
         .bind(window.shards)
         .bind(limit(FOREIGN_LIMIT))
         .bind(last)
-        .fetch_one(store.pool())
+        .fetch_one(connection)
         .await
         .map_err(failed(READ_FAILED))?;
     let foreign: Vec<Position> = foreign;

@@ -13,7 +13,7 @@ mod take;
 use std::time::Duration;
 
 use oncebox_core::depot::{
-    Assigned, Assignment, Deposit, Deposited, Fate, Finish, Number, Standing, Stored, StoredPage,
+    Assigned, Assignment, Deposit, Deposited, Fate, Finish, Number, Savepoint, Standing, Stored, StoredPage,
     TakeRequest, Taken, Ticket, Want,
 };
 use oncebox_core::store::Marked;
@@ -58,6 +58,10 @@ impl Depot for SqliteStore {
         finish::finish(self, tx, finish, now).await
     }
 
+    async fn savepoint(&self, tx: &mut SqliteConnection, step: Savepoint) -> Result<()> {
+        finish::savepoint(tx, step).await
+    }
+
     async fn conclude(
         &self,
         ticket: Ticket,
@@ -68,8 +72,8 @@ impl Depot for SqliteStore {
         finish::conclude(self, ticket, fate, next, now).await
     }
 
-    async fn give_back(&self, tickets: &[Ticket]) -> Result<()> {
-        take::give_back(self, tickets).await
+    async fn give_back(&self, tickets: &[Ticket], now: Option<Timestamp>) -> Result<()> {
+        take::give_back(self, tickets, now).await
     }
 
     async fn standing(&self, ticket: Ticket) -> Result<Standing> {

@@ -90,6 +90,8 @@ fn kind_of_code(code: i32, message: &str, at: At) -> Kind {
         IOERR if at == At::Commit => Kind::CommitUnknown,
         IOERR | FULL | CANTOPEN => Kind::Unavailable,
         READONLY | CORRUPT | NOTADB => Kind::Config,
+        // It went with a transaction that SQLite ended by itself, as on a full disk.
+        ERROR if message.starts_with("no such savepoint") => Kind::Unavailable,
         ERROR if message.starts_with("no such ") || message.contains("has no column named") => Kind::Config,
         _ => Kind::Rejected,
     }
@@ -123,6 +125,7 @@ mod tests {
             (26, "file is not a database", At::Statement, Kind::Config),
             (1, "no such table: oncebox_outbox", At::Statement, Kind::Config),
             (1, "no such column: x", At::Statement, Kind::Config),
+            (1, "no such savepoint: oncebox_delivery", At::Statement, Kind::Unavailable),
             (1, "table oncebox_outbox has no column named x", At::Statement, Kind::Config),
             (1, "near \"x\": syntax error", At::Statement, Kind::Rejected),
             (275, "CHECK constraint failed: outbox_id_length", At::Statement, Kind::Invalid),

@@ -31,8 +31,28 @@ const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// Confirms that may be awaited by all callers together.
 const MAX_AWAITED: usize = 20_000;
 
-/// The last thing the server complained about on this connection, and when.
-type Complaints = Arc<Mutex<Option<(Instant, String)>>>;
+/// What the client heard on this connection without being asked.
+#[derive(Default)]
+struct Heard {
+    /// The last thing the server complained about, and when.
+    complaint: Option<(Instant, String)>,
+    /// Why the client could not connect again, until it could.
+    obstacle: Option<String>,
+}
+
+impl Heard {
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Connected => self.obstacle = None,
+            Event::ServerError(ServerError::Other(complaint)) => {
+                self.complaint = Some((Instant::now(), complaint));
+            }
+            Event::ServerError(error) => self.obstacle = Some(error.to_string()),
+            Event::ClientError(error) => self.obstacle = Some(error.to_string()),
+            _ => {}
+        }
+    }
+}
 
 /// A connection in use. Clones share it.
 #[derive(Clone)]
@@ -42,13 +62,13 @@ pub(super) struct Live {
     pub(super) api: Context,
     /// For publishing, with its own patience.
     pub(super) publishing: Context,
-    complaints: Complaints,
+    heard: Arc<Mutex<Heard>>,
     /// The connects the client had made when this was handed out.
     connects: u64,
 }
 
 impl Live {
-    fn new(client: Client, complaints: Complaints, confirm_timeout: Duration) -> Self {
+    fn new(client: Client, heard: Arc<Mutex<Heard>>, confirm_timeout: Duration) -> Self {
         let api = ContextBuilder::new()
             .timeout(API_TIMEOUT)
             .max_ack_inflight(MAX_AWAITED)
@@ -58,7 +78,7 @@ impl Live {
         // A call ends before its confirms do: it is the call that draws the conclusions.
         publishing.set_timeout(confirm_timeout.saturating_add(API_TIMEOUT));
         let connects = connects(&client);
-        Self { client, api, publishing, complaints, connects }
+        Self { client, api, publishing, heard, connects }
     }
 
     /// Whether what was sent since this was handed out can still be answered.
@@ -72,8 +92,8 @@ impl Live {
 
     /// What the server last complained about since then; it tells nobody in particular.
     pub(super) fn complaint_since(&self, since: Instant) -> Option<String> {
-        let complaint = locked(&self.complaints);
-        complaint.as_ref().filter(|(when, _)| *when >= since).map(|(_, text)| text.clone())
+        let heard = locked(&self.heard);
+        heard.complaint.as_ref().filter(|(when, _)| *when >= since).map(|(_, text)| text.clone())
     }
 }
 
@@ -123,8 +143,7 @@ impl Connection {
         let mut kept = self.kept.lock().await;
         if let Some(there) = kept.as_ref() {
             if !there.live.is_connected() {
-                let hosts = self.hosts();
-                return Err(Error::new(Kind::Unavailable, format!("not connected to NATS at {hosts}")));
+                return Err(self.not_connected(&there.live));
             }
             if !there.is_suspect {
                 return Ok(Live { connects: connects(&there.live.client), ..there.live.clone() });
@@ -138,10 +157,16 @@ impl Connection {
         Ok(live)
     }
 
+    /// Where there is no connection, and why as far as the client says.
+    fn not_connected(&self, live: &Live) -> Error {
+        let why = locked(&live.heard).obstacle.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        Error::new(Kind::Unavailable, format!("not connected to NATS at {}{why}", self.hosts()))
+    }
+
     /// Something sent over `live` was not answered: the next caller gets a fresh connection.
     pub(super) async fn suspect(&self, live: &Live) {
         if let Some(kept) = self.kept.lock().await.as_mut()
-            && Arc::ptr_eq(&kept.live.complaints, &live.complaints)
+            && Arc::ptr_eq(&kept.live.heard, &live.heard)
         {
             kept.is_suspect = true;
         }
@@ -159,19 +184,19 @@ impl Connection {
     async fn connect(&self) -> Result<Live> {
         let access = locked(&self.access).clone();
         let hosts = access.hosts();
-        let complaints = Complaints::default();
-        let options = self.connect_options(&access.login, &complaints)?;
+        let heard = Arc::<Mutex<Heard>>::default();
+        let options = self.connect_options(&access.login, &heard)?;
         // The client bounds one address; a name may have many.
         let patience = self.options.connect_timeout.saturating_mul(2);
         let client = timeout(patience, options.connect(access.servers))
             .await
             .map_err(|elapsed| unavailable(format!("cannot connect to NATS at {hosts}"), elapsed))?
             .map_err(|error| not_connected(&hosts, error))?;
-        Ok(Live::new(client, complaints, self.options.confirm_timeout))
+        Ok(Live::new(client, heard, self.options.confirm_timeout))
     }
 
-    fn connect_options(&self, login: &Login, complaints: &Complaints) -> Result<ConnectOptions> {
-        let complaints = Arc::clone(complaints);
+    fn connect_options(&self, login: &Login, heard: &Arc<Mutex<Heard>>) -> Result<ConnectOptions> {
+        let heard = Arc::clone(heard);
         let mut options = ConnectOptions::new()
             .name(format!("{} {}", self.options.name, self.role))
             .connection_timeout(self.options.connect_timeout)
@@ -183,9 +208,7 @@ impl Connection {
                 doubled.min(RECONNECT_PAUSE)
             })
             .event_callback(move |event| {
-                if let Event::ServerError(ServerError::Other(complaint)) = event {
-                    *locked(&complaints) = Some((Instant::now(), complaint));
-                }
+                locked(&heard).hear(event);
                 std::future::ready(())
             });
         for file in &self.options.root_certificates {

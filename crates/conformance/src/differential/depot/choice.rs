@@ -61,7 +61,7 @@ impl Chooser {
             35 => self.sweep(),
             36 => Operation::Letters,
             37 => self.backfill(oracle),
-            38 if self.dice.once_in(4) => Operation::GiveBack(self.claims(oracle)),
+            38 => Operation::GiveBack(self.claims(oracle)),
             _ => Operation::Status,
         }
     }
@@ -125,7 +125,7 @@ impl Chooser {
                 self.edited += 1;
                 let edited =
                     Envelope { causation_id: Some(name.1.clone()), ..plain(format!("e{}", self.edited)) };
-                Operation::Amend(name, edited)
+                Operation::Amend(name, Box::new(edited))
             }
             2 => Operation::Replay(name),
             _ => Operation::Requeue(name, self.dice.once_in(3).then_some(MINUTE)),

@@ -33,7 +33,7 @@ pub(super) enum Operation {
     ParkOrphans,
     Requeue(Name, Option<Duration>),
     Discard(Name),
-    Amend(Name, Envelope),
+    Amend(Name, Box<Envelope>),
     Replay(Name),
     Assign(Name),
     Stored { skip: usize, limit: usize },

@@ -63,7 +63,7 @@ impl<S: Depot + Letters + Inspect + Retention> Side<S> {
                 let next = next.as_ref().map(|next| self.ticket(next));
                 tell(self.store.conclude(self.ticket(claim), &fate(ending), next, now).await)
             }
-            Operation::GiveBack(claims) => tell(self.store.give_back(&self.tickets(claims)).await),
+            Operation::GiveBack(claims) => tell(self.store.give_back(&self.tickets(claims), now).await),
             Operation::Standing(claim) => tell(self.store.standing(self.ticket(claim)).await),
             Operation::Intend(claim, name) => tell(self.store.intend(self.ticket(claim), name, now).await),
             Operation::Record(claim, name, result) => {

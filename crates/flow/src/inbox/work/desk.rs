@@ -48,16 +48,36 @@ pub struct Worked {
 }
 
 /// A delivery with everything that is needed to run it.
-struct Job<'d, S: Mailbox + Depot> {
-    taken: &'d Taken,
-    handler: &'d Arc<dyn Erased<S>>,
+pub(super) struct Job<'d, S: Mailbox + Depot> {
+    pub(super) taken: &'d Taken,
+    pub(super) handler: Arc<dyn Erased<S>>,
     marker: String,
     key: MessageKey,
     lost: CancellationToken,
 }
 
+impl<S: Mailbox + Depot> Job<'_, S> {
+    /// What its run leaves if it went well.
+    pub(super) fn finish<'a>(&'a self, reply: Option<&'a [u8]>, next: Option<&Taken>) -> Finish<'a> {
+        Finish {
+            ticket: self.taken.ticket,
+            mark: Some(Mark {
+                tenant: &self.taken.envelope.tenant,
+                handler: &self.marker,
+                key: &self.key,
+                digest: self.taken.digest,
+                time: None,
+                window: None,
+            }),
+            result: reply,
+            frees_lane: self.taken.lane.is_some(),
+            next: next.filter(|next| !next.started).map(|next| next.ticket),
+        }
+    }
+}
+
 /// How a run ended.
-enum Ended {
+pub(super) enum Ended {
     Outcome(Outcome),
     /// The delivery is another's by now.
     Lost,
@@ -81,8 +101,14 @@ impl<S: Mailbox + Depot> Desk<S> {
     }
 
     /// Runs deliveries until the floor is closed.
-    pub(super) async fn sit(self: Arc<Self>) {
+    pub(super) async fn sit(self: Arc<Self>, batch: usize) {
         while let Some(taken) = self.floor.next().await {
+            if batch > 1 {
+                let more = std::iter::from_fn(|| self.floor.reserve()).take(batch - 1);
+                let together = std::iter::once(taken).chain(more).collect();
+                self.handle_all(together).await;
+                continue;
+            }
             let mut current = Some(taken);
             while let Some(taken) = current {
                 current = self.handle(taken, true).await.1;
@@ -124,7 +150,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         handler.options().timeout.unwrap_or(self.inner.options.timeout)
     }
 
-    fn handler_of(&self, taken: &Taken) -> Option<&Arc<dyn Erased<S>>> {
+    pub(super) fn handler_of(&self, taken: &Taken) -> Option<&Arc<dyn Erased<S>>> {
         let is_its = |key: &HandlerKey| key.as_str() == taken.handler;
         self.handlers
             .iter()
@@ -134,30 +160,22 @@ impl<S: Mailbox + Depot> Desk<S> {
     /// Runs one delivery to the end. With `goes_on`, the next one that waits
     /// is counted by the same commit and handed back to be run.
     pub(super) async fn handle(&self, taken: Taken, goes_on: bool) -> (Worked, Option<Taken>) {
-        let ticket = taken.ticket;
-        let Some(handler) = self.handler_of(&taken) else {
-            self.floor.leave(ticket, Health::Unknown);
+        let Some(job) = self.job(&taken) else {
+            self.floor.leave(taken.ticket, Health::Unknown);
             let handler = HandlerKey::new("unknown");
             return (Worked { handler, id: taken.envelope.id, attempt: taken.attempt, outcome: None }, None);
         };
-        self.floor.begin(ticket);
-        let job = Job {
-            taken: &taken,
-            handler,
-            marker: self.inner.marker(handler.key()).into_owned(),
-            key: replayed(&taken.key, taken.generation),
-            lost: self.floor.lost(ticket),
-        };
         let mut next = None;
-        let ended = if taken.started || self.start(ticket).await {
+        let ended = if taken.started || self.start(taken.ticket).await {
             self.run(&job, &mut next, goes_on).await
         } else {
             Ended::Lost
         };
+        let handler = job.handler.key();
         let outcome = match ended {
             Ended::Lost => None,
             Ended::Outcome(outcome) => {
-                telemetry::received(handler.key().as_str(), &outcome);
+                telemetry::received(handler.as_str(), &outcome);
                 self.write_down(&job, outcome.clone(), &mut next).await.then_some(outcome)
             }
         };
@@ -166,15 +184,34 @@ impl<S: Mailbox + Depot> Desk<S> {
             Some(Outcome::Failed { .. } | Outcome::Refused { .. }) => Health::Bad,
             _ => Health::Unknown,
         };
-        let parked = self.floor.leave(ticket, health);
-        if !parked.is_empty() {
-            warn!(handler = %handler.key(), "worker.circuit_open");
-            if let Err(error) = self.inner.store.give_back(&parked).await {
-                warn!(error = error.chain(), "worker.give_back_failed");
-            }
+        self.leave(&job, health).await;
+        (Worked { handler, id: taken.envelope.id.clone(), attempt: taken.attempt, outcome }, next)
+    }
+
+    /// What is needed to run a delivery, from now on.
+    pub(super) fn job<'d>(&self, taken: &'d Taken) -> Option<Job<'d, S>> {
+        let handler = Arc::clone(self.handler_of(taken)?);
+        self.floor.begin(taken.ticket);
+        Some(Job {
+            taken,
+            marker: self.inner.marker(handler.key()).into_owned(),
+            handler,
+            key: replayed(&taken.key, taken.generation),
+            lost: self.floor.lost(taken.ticket),
+        })
+    }
+
+    /// A delivery is over. If that opens its handler's circuit, those that
+    /// wait for it are given back.
+    pub(super) async fn leave(&self, job: &Job<'_, S>, health: Health) {
+        let parked = self.floor.leave(job.taken.ticket, health);
+        if parked.is_empty() {
+            return;
         }
-        let key = handler.key();
-        (Worked { handler: key, id: taken.envelope.id, attempt: taken.attempt, outcome }, next)
+        warn!(handler = %job.handler.key(), "worker.circuit_open");
+        if let Err(error) = self.inner.store.give_back(&parked, self.inner.clock.now()).await {
+            warn!(error = error.chain(), "worker.give_back_failed");
+        }
     }
 
     /// Counts the attempt of a delivery that was only held so far.
@@ -191,8 +228,8 @@ impl<S: Mailbox + Depot> Desk<S> {
     }
 
     async fn run(&self, job: &Job<'_, S>, next: &mut Option<Taken>, goes_on: bool) -> Ended {
-        if let Some(refused) = self.worn_out(job) {
-            return Ended::Outcome(refused);
+        if self.is_worn_out(job.taken, &job.handler) {
+            return Ended::Outcome(worn_out(job.taken));
         }
         if let Err(crashed) = self.inner.probe.reach(CrashPoint::D3).await {
             return died(&crashed);
@@ -211,14 +248,8 @@ impl<S: Mailbox + Depot> Desk<S> {
     }
 
     /// A message that kills whatever handles it is not handled again.
-    fn worn_out(&self, job: &Job<'_, S>) -> Option<Outcome> {
-        let limit = self.inner.policy(job.handler.key()).max_attempts?;
-        (job.taken.attempt > limit).then(|| Outcome::Refused {
-            code: PROCESS_DEATH,
-            reason: format!(
-                "it was started {limit} times, and the last time whoever ran it died or stopped answering"
-            ),
-        })
+    pub(super) fn is_worn_out(&self, taken: &Taken, handler: &Arc<dyn Erased<S>>) -> bool {
+        self.inner.policy(handler.key()).max_attempts.is_some_and(|limit| taken.attempt > limit)
     }
 
     async fn once(
@@ -249,20 +280,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         if goes_on && next.is_none() {
             *next = self.floor.reserve();
         }
-        let finish = Finish {
-            ticket: job.taken.ticket,
-            mark: Some(Mark {
-                tenant: &job.taken.envelope.tenant,
-                handler: &job.marker,
-                key: &job.key,
-                digest: job.taken.digest,
-                time: None,
-                window: None,
-            }),
-            result: reply.as_deref(),
-            frees_lane: job.taken.lane.is_some(),
-            next: next.as_ref().filter(|next| !next.started).map(|next| next.ticket),
-        };
+        let finish = job.finish(reply.as_deref(), next.as_ref());
         let finished = store.finish(&mut begun, &finish, self.inner.clock.now()).await;
         match finished {
             Ok(Marked::First) => {}
@@ -291,7 +309,11 @@ impl<S: Mailbox + Depot> Desk<S> {
     }
 
     /// Runs the handler. `None` if the delivery was lost meanwhile, else the reply it left.
-    async fn body(&self, job: &Job<'_, S>, tx: &mut S::Tx) -> Result<Option<Option<Vec<u8>>>, Interrupt> {
+    pub(super) async fn body(
+        &self,
+        job: &Job<'_, S>,
+        tx: &mut S::Tx,
+    ) -> Result<Option<Option<Vec<u8>>>, Interrupt> {
         if job.handler.is_outside() {
             return Ok(Some(None));
         }
@@ -344,13 +366,13 @@ impl<S: Mailbox + Depot> Desk<S> {
     }
 
     /// Rolls back, but not for ever: a connection that does not answer is dropped.
-    async fn undo(&self, begun: S::Begun) {
+    pub(super) async fn undo(&self, begun: S::Begun) {
         tokio::time::timeout(ROLLBACK_TIMEOUT, self.inner.store.rollback(begun)).await.ok();
     }
 
     /// Finds out what became of a commit whose answer was lost. Never a guess:
     /// what cannot be found out is decided when the lease has run out.
-    async fn resolve(&self, ticket: Ticket, unknown: Error) -> Ended {
+    pub(super) async fn resolve(&self, ticket: Ticket, unknown: Error) -> Ended {
         for _ in 0..LOOKUPS {
             match self.inner.store.standing(ticket).await {
                 Ok(Standing::Done) => return Ended::Outcome(Outcome::Done { result: None }),
@@ -369,7 +391,12 @@ impl<S: Mailbox + Depot> Desk<S> {
     /// Writes what becomes of a delivery whose run was rolled back; false if
     /// it is another's by now. Tried until it is written: as long as this
     /// process lives, its own troubles cost the message nothing.
-    async fn write_down(&self, job: &Job<'_, S>, outcome: Outcome, next: &mut Option<Taken>) -> bool {
+    pub(super) async fn write_down(
+        &self,
+        job: &Job<'_, S>,
+        outcome: Outcome,
+        next: &mut Option<Taken>,
+    ) -> bool {
         if matches!(outcome, Outcome::Done { .. }) {
             return true;
         }
@@ -414,6 +441,13 @@ impl<S: Mailbox + Depot> Desk<S> {
 
 /// The code of a message that killed whatever ran it.
 const PROCESS_DEATH: &str = "process_death";
+
+fn worn_out(taken: &Taken) -> Outcome {
+    let runs = taken.attempt.saturating_sub(1);
+    let reason =
+        format!("it was started {runs} times, and the last time whoever ran it died or stopped answering");
+    Outcome::Refused { code: PROCESS_DEATH, reason }
+}
 
 /// The code and the reason that are stored with an attempt.
 fn explain(outcome: &Outcome) -> (&'static str, String) {

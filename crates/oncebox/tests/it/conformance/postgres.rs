@@ -114,6 +114,10 @@ mod path {
     oncebox_conformance::path_suite!(crate::conformance::postgres::PostgresFixture);
 }
 
+mod durable {
+    oncebox_conformance::durable_suite!(crate::conformance::postgres::PostgresFixture);
+}
+
 #[test]
 fn random_operations_are_told_from_the_memory_store_by_nothing() {
     oncebox_conformance::differential::compare::<PostgresFixture>(20, 120);

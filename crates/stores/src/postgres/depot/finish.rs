@@ -1,5 +1,7 @@
 //! What becomes of a delivery: done, tried again, or dead.
 
+use std::collections::HashSet;
+
 use oncebox_core::depot::{Fate, Finish, HISTORY, Standing, Ticket, reason_text};
 use oncebox_core::digest::bounded_key;
 use oncebox_core::store::{Mark, Marked};
@@ -11,8 +13,8 @@ use sqlx::{FromRow, PgConnection, Row as _};
 use super::super::error::failed;
 use super::super::row::{Time, clock, span, storable};
 use super::super::store::PostgresStore;
-use super::fenced;
 use super::lane::{self, Lane};
+use super::{columns, fenced};
 
 const FINISH_FAILED: &str = "cannot finish a delivery";
 const CONCLUDE_FAILED: &str = "cannot conclude a delivery";
@@ -52,6 +54,60 @@ pub(super) async fn finish(
         Some(mark) if !is_marked => marked_before(store, tx, mark).await,
         _ => Ok(Marked::First),
     }
+}
+
+pub(super) async fn finish_all(
+    store: &PostgresStore,
+    tx: &mut PgConnection,
+    finishes: &[Finish<'_>],
+    now: Option<Timestamp>,
+) -> Result<Vec<Marked>> {
+    fn each<'a, T>(finishes: &[&'a Finish<'_>], column: impl Fn(&'a Mark<'_>) -> T) -> Vec<Option<T>> {
+        finishes.iter().map(|finish| finish.mark.as_ref().map(&column)).collect()
+    }
+    // Locked in order, as everywhere that several are.
+    let mut sorted: Vec<&Finish<'_>> = finishes.iter().collect();
+    sorted.sort_unstable_by_key(|finish| finish.ticket.number);
+    let tickets: Vec<Ticket> = sorted.iter().map(|finish| finish.ticket).collect();
+    let (numbers, fences) = columns(&tickets);
+    let rows: Vec<Finished> = sqlx::query_as(store.sql(include_str!("../sql/finish_all.sql")))
+        .bind(numbers)
+        .bind(fences)
+        .bind(clock(now))
+        .bind(each(&sorted, |mark| bounded_key(mark.tenant)))
+        .bind(each(&sorted, |mark| mark.handler))
+        .bind(each(&sorted, |mark| mark.key.source.as_str()))
+        .bind(each(&sorted, |mark| mark.key.id.as_str()))
+        .bind(each(&sorted, |mark| mark.digest.as_bytes().as_slice()))
+        .bind(sorted.iter().map(|finish| finish.result).collect::<Vec<_>>())
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(failed(FINISH_FAILED))?;
+    let mine = rows.first().map_or(0, |row| row.0);
+    if usize::try_from(mine) != Ok(finishes.len()) {
+        return Err(Error::new(Kind::Fenced, "the lease of one of several deliveries was lost"));
+    }
+    let new: HashSet<[&str; 4]> = rows
+        .iter()
+        .filter_map(|(_, tenant, handler, source, id)| {
+            Some([tenant.as_deref()?, handler.as_deref()?, source.as_deref()?, id.as_deref()?])
+        })
+        .collect();
+    let mut answers = Vec::with_capacity(finishes.len());
+    for finish in finishes {
+        answers.push(match &finish.mark {
+            Some(mark) if !is_among(&new, mark) => marked_before(store, tx, mark).await?,
+            _ => Marked::First,
+        });
+    }
+    Ok(answers)
+}
+
+/// How many deliveries were finished, and a new marker if there is one.
+type Finished = (i64, Option<String>, Option<String>, Option<String>, Option<String>);
+
+fn is_among(new: &HashSet<[&str; 4]>, mark: &Mark<'_>) -> bool {
+    new.contains(&[bounded_key(mark.tenant).as_str(), mark.handler, &mark.key.source, &mark.key.id])
 }
 
 /// What the marker says that was there before.

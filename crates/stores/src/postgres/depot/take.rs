@@ -121,7 +121,11 @@ pub(super) async fn start(store: &PostgresStore, tickets: &[Ticket]) -> Result<V
     Ok(good(tickets, found))
 }
 
-pub(super) async fn give_back(store: &PostgresStore, tickets: &[Ticket]) -> Result<()> {
+pub(super) async fn give_back(
+    store: &PostgresStore,
+    tickets: &[Ticket],
+    now: Option<Timestamp>,
+) -> Result<()> {
     if tickets.is_empty() {
         return Ok(());
     }
@@ -130,6 +134,7 @@ pub(super) async fn give_back(store: &PostgresStore, tickets: &[Ticket]) -> Resu
     sqlx::query(store.sql(include_str!("../sql/give_back.sql")))
         .bind(numbers)
         .bind(fences)
+        .bind(clock(now))
         .execute(&mut *tx)
         .await
         .map_err(failed("cannot give deliveries back"))?;

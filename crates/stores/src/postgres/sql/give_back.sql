@@ -7,6 +7,6 @@ WITH mine AS MATERIALIZED (
     FOR UPDATE OF d
 )
 UPDATE oncebox.delivery
-SET state = 'ready', due_at = clock_timestamp(), holder = NULL,
+SET state = 'ready', due_at = coalesce($3, clock_timestamp()), holder = NULL,
     attempts = attempts - started::integer, started = false
 WHERE number = ANY (ARRAY(SELECT number FROM mine))

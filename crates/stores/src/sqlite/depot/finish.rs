@@ -1,6 +1,6 @@
 //! What becomes of a delivery that somebody holds.
 
-use oncebox_core::depot::{Fate, Finish, HISTORY, Standing, Ticket, reason_text};
+use oncebox_core::depot::{Fate, Finish, HISTORY, Savepoint, Standing, Ticket, reason_text};
 use oncebox_core::store::{Mark, Marked};
 use oncebox_core::{Result, Store, Timestamp};
 use sqlx::sqlite::SqliteConnection;
@@ -80,6 +80,17 @@ async fn mark_done(
             .map_err(failed(FINISH))?;
     let is_same = digest == mark.digest.as_bytes();
     Ok(if is_same { Marked::Duplicate { result } } else { Marked::Conflict })
+}
+
+pub(super) async fn savepoint(tx: &mut SqliteConnection, step: Savepoint) -> Result<()> {
+    let text = match step {
+        Savepoint::Set => "SAVEPOINT oncebox_delivery",
+        Savepoint::Next => "RELEASE oncebox_delivery; SAVEPOINT oncebox_delivery",
+        // The place itself stays.
+        Savepoint::Undo => "ROLLBACK TO oncebox_delivery",
+    };
+    sqlx::raw_sql(text).execute(tx).await.map_err(failed("cannot move a savepoint"))?;
+    Ok(())
 }
 
 pub(super) async fn conclude(

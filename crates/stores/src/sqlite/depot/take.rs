@@ -165,12 +165,13 @@ pub(super) async fn start_on(
     Ok(good(tickets, &found))
 }
 
-pub(super) async fn give_back(store: &SqliteStore, tickets: &[Ticket]) -> Result<()> {
+pub(super) async fn give_back(store: &SqliteStore, tickets: &[Ticket], now: Option<Timestamp>) -> Result<()> {
     if tickets.is_empty() {
         return Ok(());
     }
     sqlx::query(store.sql(include_str!("../sql/give_back.sql")))
         .bind(text(tickets))
+        .bind(now.map(Timestamp::micros))
         .execute(store.pool())
         .await
         .map_err(failed("cannot give deliveries back"))?;

@@ -212,6 +212,43 @@ async fn a_finish_that_waited_for_a_new_owner_is_refused() {
 }
 
 #[tokio::test]
+async fn several_that_are_finished_at_once_are_told_apart() {
+    on_tables("several_that_are_finished_at_once_are_told_apart", |store, schema| async move {
+        for id in ["1", "2", "3", "4"] {
+            deposit(&store, id, None).await;
+        }
+        let taken = take(&store).await;
+        let mut tx = store.begin().await.unwrap();
+        store.mark(&mut tx, &finishing(&taken[1]).mark.unwrap(), None).await.unwrap();
+        let other = Mark { digest: Digest::of(b"other"), ..finishing(&taken[2]).mark.unwrap() };
+        store.mark(&mut tx, &other, None).await.unwrap();
+        store.commit(tx).await.unwrap();
+        let mut finishes: Vec<Finish<'_>> = taken.iter().rev().map(finishing).collect();
+        finishes[0].mark = None;
+
+        let mut tx = store.begin().await.unwrap();
+        let answers = store.finish_all(&mut tx, &finishes, None).await.unwrap();
+        store.rollback(tx).await.unwrap();
+
+        let duplicate = Marked::Duplicate { result: None };
+        assert_eq!(answers, [Marked::First, Marked::Conflict, duplicate, Marked::First]);
+        let mut tx = store.begin().await.unwrap();
+        let both = [finishes[0].clone(), Finish { result: Some(b"reply"), ..finishes[3].clone() }];
+        assert_eq!(store.finish_all(&mut tx, &both, None).await.unwrap(), [Marked::First, Marked::First]);
+        store.commit(tx).await.unwrap();
+        let states = states(&store, &schema).await;
+        assert_eq!(named(&states), [("1", "done"), ("2", "leased"), ("3", "leased"), ("4", "done")]);
+        let mut tx = store.begin().await.unwrap();
+        assert_eq!(kind(store.finish_all(&mut tx, &finishes, None).await), Kind::Fenced);
+        store.rollback(tx).await.unwrap();
+        let mut tx = store.begin().await.unwrap();
+        let marked = store.mark(&mut tx, &finishing(&taken[0]).mark.unwrap(), None).await.unwrap();
+        assert_eq!(marked, Marked::Duplicate { result: Some(b"reply".to_vec()) });
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn where_a_delivery_stands_is_known_once_its_commit_is_decided() {
     on_tables("where_a_delivery_stands_is_known_once_its_commit_is_decided", |store, _| async move {
         deposit(&store, "1", None).await;
@@ -358,7 +395,7 @@ async fn work(store: PostgresStore, n: usize, seed: u64, (seen, total): (Arc<Mut
         for (place, taken) in held.iter().enumerate() {
             let next = held.get(place + 1).map(|next| next.ticket);
             match dice.below(6) {
-                0 => store.give_back(&[taken.ticket]).await.unwrap(),
+                0 => store.give_back(&[taken.ticket], None).await.unwrap(),
                 1 => {
                     let fate = Fate::Retry { after: Duration::ZERO, spent: true, code: "c", reason: "r" };
                     match store.conclude(taken.ticket, &fate, next, None).await {
@@ -480,6 +517,11 @@ async fn what_is_done_is_never_walked_through() {
             (include_str!("../../../src/postgres/sql/has_suspects.sql"), "text, text[], timestamptz | '', '{h}', NULL"),
             (include_str!("../../../src/postgres/sql/finish.sql"), finishing),
             (include_str!("../../../src/postgres/sql/finish_lane.sql"), finishing),
+            (
+                include_str!("../../../src/postgres/sql/finish_all.sql"),
+                "bigint[], bigint[], timestamptz, text[], text[], text[], text[], bytea[], bytea[] \
+                 | '{1,2}', '{1,2}', NULL, '{}', '{h,h}', '{s,s}', '{a,b}', NULL, NULL",
+            ),
             (include_str!("../../../src/postgres/sql/status_handlers.sql"), "bigint | 100000"),
             (include_str!("../../../src/postgres/sql/park_orphans.sql"), "bigint, bigint, timestamptz | 1, 10, NULL"),
         ];

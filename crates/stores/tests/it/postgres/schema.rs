@@ -101,7 +101,7 @@ async fn verify_says_what_is_wrong_and_what_to_do() {
 
         execute(&store, &format!("INSERT INTO {schema}.migration VALUES (99, 'later', 'x')")).await;
         let newer = error().await.to_string();
-        assert_eq!(newer, "the database is at schema version 99, this build knows 2; upgrade oncebox");
+        assert_eq!(newer, "the database is at schema version 99, this build knows 3; upgrade oncebox");
         assert_eq!(kind(migrate::up(&store).await), Kind::Config);
         let unknown = migrate::status(&store).await.unwrap();
         assert_eq!(unknown.last().unwrap().state, migrate::MigrationState::Unknown);

@@ -1,7 +1,9 @@
 //! The durable inbox: what SQLite's planner makes of its statements, and what
 //! the file keeps.
 
-use oncebox_core::depot::{Assigned, Assignment, Deposit, Deposited, Fate, Finish, TakeRequest, Taken, Want};
+use oncebox_core::depot::{
+    Assigned, Assignment, Deposit, Deposited, Fate, Finish, Savepoint, TakeRequest, Taken, Want,
+};
 use oncebox_core::letters::{LetterId, Letters, Requeued};
 use oncebox_core::{Depot, depot};
 
@@ -164,4 +166,28 @@ async fn what_is_over_costs_takers_and_lookers_nothing() {
         let is_whole = |step: &&String| scans.contains(&step.as_str());
         assert_eq!(steps.iter().find(is_whole), None, "{text}");
     }
+}
+
+#[tokio::test]
+async fn what_is_undone_to_a_savepoint_leaves_what_came_before() {
+    let database = Database::new();
+    let store = database.store().await;
+    let mut tx = store.begin().await.unwrap();
+    let put = async |tx: &mut _, id: &str| {
+        store.put(tx, &[envelope(id, None)], None).await.unwrap();
+    };
+
+    store.savepoint(tx.connection(), Savepoint::Set).await.unwrap();
+    put(tx.connection(), "1").await;
+    store.savepoint(tx.connection(), Savepoint::Next).await.unwrap();
+    for id in ["2", "3"] {
+        put(tx.connection(), id).await;
+        store.savepoint(tx.connection(), Savepoint::Undo).await.unwrap();
+    }
+    put(tx.connection(), "4").await;
+    store.commit(tx).await.unwrap();
+
+    let rows = store.read(window(&ALL, 0, 10)).await.unwrap().rows;
+    let ids: Vec<_> = rows.into_iter().map(|row| row.envelope.unwrap().id).collect();
+    assert_eq!(ids, ["1", "4"]);
 }

@@ -5,7 +5,6 @@ mod log;
 mod memory;
 mod relay;
 mod schema;
-mod suite_check;
 mod transaction;
 
 use std::collections::BTreeMap;

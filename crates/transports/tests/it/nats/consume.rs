@@ -196,3 +196,26 @@ async fn an_old_server_s_way_of_order_serves_one_message_at_a_time() {
     assert_eq!(seen, ["0", "1", "2", "3", "4", "5"]);
     scene.clean().await;
 }
+
+#[tokio::test]
+async fn a_drain_has_given_everything_back_when_it_returns() {
+    let Some(scene) = Scene::fresh("a drain").await else { return };
+    let transport = Nats::new(scene.options().ack_wait(60 * SECOND).prefetch(8));
+    let batch: Vec<Envelope> = (0..8).map(|n| plain(&n.to_string())).collect();
+    let mut feed = transport.subscribe(DESTINATION, "group").await.unwrap();
+    assert!(transport.publish(&batch).await.iter().all(Result::is_ok));
+    let first = next(&mut feed).await;
+    first.ack.ack().await.unwrap();
+
+    transport.drain().await;
+
+    let heir = Nats::new(scene.options().ack_wait(60 * SECOND));
+    let mut feed_of_heir = heir.subscribe(DESTINATION, "group").await.unwrap();
+    let mut ids = tokio::time::timeout(10 * SECOND, finish(&mut feed_of_heir, 7)).await.expect("at once");
+    ids.sort_unstable();
+    assert_eq!(ids, (1..8).map(|n| n.to_string()).collect::<Vec<_>>());
+    assert_eq!(transport.subscribe(DESTINATION, "group").await.err().unwrap().kind(), Kind::Unavailable);
+    assert!(transport.publish(&batch).await.iter().all(Result::is_err), "it is closed");
+    tokio::time::timeout(SECOND, transport.drain()).await.expect("there is nothing left to wait for");
+    scene.clean().await;
+}

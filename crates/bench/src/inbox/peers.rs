@@ -1,0 +1,91 @@
+//! apalis on the same server, in the same run, with jobs of the same payload
+//! that do nothing. It lives in a program of its own (`crates/bench/peers`).
+//!
+//! Twice: each as it is tuned for throughput, and each as it comes. apalis
+//! completes in one commit what has piled up since the last one, after the
+//! jobs have run: a crash repeats them. Ours completes with the handler's own
+//! writes, so that even batches take effect once.
+
+use std::process::Command;
+
+use oncebox_flow::WorkOptions;
+use serde_json::json;
+
+use super::batched::batches;
+use super::durable::{Job, ours};
+use super::{BATCH, Run, seats};
+use crate::lab::postgres::PostgresLab;
+use crate::order::Order;
+use crate::report::{Measure, Target, not_available, note};
+use crate::rounds::interleave;
+
+/// Where `./dev bench` has put the program.
+const PROGRAM: &str = "ONCEBOX_PEERS";
+const VERSION: &str = "apalis 1.0.0, apalis-postgres 1.0.0";
+/// Jobs it fetches, and with that completes, at once: the best of 10, 50, 200, 500 and 1000.
+const FETCH: u32 = 500;
+
+/// Who is compared with whom.
+struct Pair {
+    name: &'static str,
+    peer: &'static str,
+    workers: usize,
+    options: WorkOptions,
+    messages: u64,
+}
+
+pub(super) async fn measure(run: &mut Run, lab: &PostgresLab) {
+    let pair = |name, peer, workers, options, messages| Pair { name, peer, workers, options, messages };
+    let (many, sizes) = (run.sizes.batched, run.sizes);
+    let pairs = [
+        pair("postgres.peer.apalis.1_workers", "apalis", 1, batches(1), many),
+        pair("postgres.peer.apalis.8_workers", "apalis", 8, batches(8), many),
+        pair("postgres.peer.apalis_as_it_comes.1_workers", "apalis-default", 1, seats(1), sizes.of(1)),
+        pair("postgres.peer.apalis_as_it_comes.8_workers", "apalis-default", 8, seats(8), sizes.of(8)),
+    ];
+    let wanted: Vec<Pair> = pairs.into_iter().filter(|pair| run.wants(pair.name)).collect();
+    let Some(program) = std::env::var(PROGRAM).ok().filter(|_| !wanted.is_empty()) else {
+        for pair in wanted {
+            not_available(pair.name, "run it by `./dev bench`, which builds the peers", run.output);
+        }
+        return;
+    };
+    let settings = json!({
+        "version": VERSION,
+        "tuned": format!("batch_size {FETCH}, lock_tasks false, pushed by 1000, queue full before a worker starts"),
+        "as it comes": "batch_size 10, lock_tasks true, pushed by 1000, queue full before a worker starts",
+        "ours tuned": format!("batch {BATCH}, prefetch {}", batches(1).prefetch),
+    });
+    note("postgres.peer.apalis.settings", &settings, run.output);
+    for pair in wanted {
+        compare(run, lab, &program, pair).await;
+    }
+}
+
+async fn compare(run: &mut Run, lab: &PostgresLab, program: &str, pair: Pair) {
+    // The first run makes their tables, and tells whether they can be had at all.
+    if let Err(reason) = theirs(program, lab, &pair) {
+        not_available(pair.name, &reason, run.output);
+        return;
+    }
+    let rounds = interleave(
+        run.sizes.rounds,
+        async || {
+            lab.forget_inbox().await;
+            ours(lab, Job::Nothing, pair.messages, pair.options.clone()).await.rate()
+        },
+        async || theirs(program, lab, &pair).expect("it worked before"),
+    )
+    .await;
+    run.report(&Measure::new(pair.name, rounds, Target::AtLeast(1.0)));
+}
+
+fn theirs(program: &str, lab: &PostgresLab, pair: &Pair) -> Result<f64, String> {
+    let payload = String::from_utf8(Order::nth(1).payload()).map_err(|error| error.to_string())?;
+    let mut command = Command::new(program);
+    command.args([pair.peer, &lab.url(), &pair.messages.to_string(), &FETCH.to_string(), &payload]);
+    command.arg(pair.workers.to_string());
+    let output = command.output().map_err(|error| format!("cannot run {program}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim().parse().map_err(|_| String::from_utf8_lossy(&output.stderr).trim().to_owned())
+}

@@ -1,0 +1,137 @@
+//! Several deliveries in one commit, each behind a savepoint of its own: a
+//! failing one is undone by itself, and the commit is shared by the others.
+//!
+//! If the shared commit does not come about, each is run again by itself, as
+//! if there had been no batch.
+
+use std::sync::Arc;
+
+use oncebox_core::depot::{Finish, Savepoint, Taken};
+use oncebox_core::store::{Mailbox, Marked};
+use oncebox_core::{Depot, Error, Kind, Outcome, Result};
+use tracing::debug;
+
+use super::desk::{Desk, Ended, Job};
+use super::floor::Health;
+use crate::crash::CrashPoint;
+use crate::inbox::handler::Erased;
+use crate::inbox::receive::Interrupt;
+use crate::telemetry;
+
+/// What came of a batch before its commit.
+struct Attempted<'d, S: Mailbox + Depot> {
+    /// Ran well, with their replies.
+    good: Vec<(Job<'d, S>, Option<Vec<u8>>)>,
+    /// Were undone.
+    bad: Vec<(Job<'d, S>, Outcome)>,
+}
+
+impl<S: Mailbox + Depot> Desk<S> {
+    /// Runs a batch that all started when they were taken.
+    pub(super) async fn handle_all(&self, batch: Vec<Taken>) {
+        let (together, alone): (Vec<Taken>, Vec<Taken>) =
+            batch.into_iter().partition(|taken| self.can_share(taken));
+        if together.len() < 2 {
+            for taken in together.into_iter().chain(alone) {
+                self.handle(taken, false).await;
+            }
+            return;
+        }
+        if !self.share(&together).await {
+            for taken in together {
+                self.handle(taken, false).await;
+            }
+        }
+        for taken in alone {
+            self.handle(taken, false).await;
+        }
+    }
+
+    /// A suspect is run by itself; so is what ends more than its own delivery.
+    fn can_share(&self, taken: &Taken) -> bool {
+        let is_plain =
+            |handler: &Arc<dyn Erased<S>>| !handler.is_outside() && !self.is_worn_out(taken, handler);
+        taken.started
+            && taken.deaths == 0
+            && taken.lane.is_none()
+            && self.handler_of(taken).is_some_and(is_plain)
+    }
+
+    /// Runs them in one transaction; false if it did not commit, and nothing has happened.
+    async fn share(&self, batch: &[Taken]) -> bool {
+        let jobs: Vec<Job<'_, S>> = batch.iter().filter_map(|taken| self.job(taken)).collect();
+        let attempted = match self.attempt_all(jobs).await {
+            Ok(attempted) => attempted,
+            Err(error) => {
+                debug!(error = error.chain(), "worker.batch_undone");
+                return false;
+            }
+        };
+        for (job, reply) in attempted.good {
+            let done = Outcome::Done { result: reply };
+            telemetry::received(job.handler.key().as_str(), &done);
+            self.leave(&job, Health::Good).await;
+        }
+        for (job, outcome) in attempted.bad {
+            telemetry::received(job.handler.key().as_str(), &outcome);
+            self.write_down(&job, outcome, &mut None).await;
+            self.leave(&job, Health::Bad).await;
+        }
+        true
+    }
+
+    async fn attempt_all<'d>(&self, jobs: Vec<Job<'d, S>>) -> Result<Attempted<'d, S>> {
+        let store = &self.inner.store;
+        let mut begun = store.begin().await?;
+        let mut attempted = Attempted { good: Vec::new(), bad: Vec::new() };
+        store.savepoint(&mut begun, Savepoint::Set).await?;
+        for job in jobs {
+            self.inner.probe.reach(CrashPoint::D3).await?;
+            let ran = match self.body(&job, &mut begun).await {
+                // A statement that failed and was hidden by the handler shows here.
+                Ok(Some(reply)) => match store.savepoint(&mut begun, Savepoint::Next).await {
+                    Ok(()) => Ok(reply),
+                    Err(error) => Err(Interrupt::from(error)),
+                },
+                Ok(None) => return Err(Error::new(Kind::Fenced, "a lease was lost")),
+                Err(interrupt) => Err(interrupt),
+            };
+            match ran {
+                Ok(reply) => attempted.good.push((job, reply)),
+                Err(Interrupt::Ended(outcome @ (Outcome::Failed { .. } | Outcome::Refused { .. }))) => {
+                    store.savepoint(&mut begun, Savepoint::Undo).await?;
+                    attempted.bad.push((job, outcome));
+                }
+                // The database's troubles are everybody's.
+                Err(Interrupt::Ended(_)) => return Err(Error::new(Kind::Unavailable, "not now")),
+                Err(Interrupt::Rerun(reason)) => return Err(Error::new(Kind::Contention, reason)),
+            }
+        }
+        self.inner.probe.reach(CrashPoint::D4).await?;
+        let finishes: Vec<Finish<'_>> =
+            attempted.good.iter().map(|(job, reply)| job.finish(reply.as_deref(), None)).collect();
+        let finished = store.finish_all(&mut begun, &finishes, self.inner.clock.now()).await?;
+        if finished.iter().any(|marked| *marked != Marked::First) {
+            self.undo(begun).await;
+            return Err(Error::new(Kind::Busy, "one of the batch took effect elsewhere"));
+        }
+        if let Err(error) = store.commit(begun).await {
+            self.resolve_all(&attempted, error).await?;
+        }
+        self.inner.probe.reach(CrashPoint::D5).await?;
+        Ok(attempted)
+    }
+
+    /// Of a commit whose answer was lost: one commit, so one delivery tells for all.
+    async fn resolve_all(&self, attempted: &Attempted<'_, S>, error: Error) -> Result<()> {
+        let kind = error.kind();
+        let text = error.chain();
+        let Some((job, _)) = attempted.good.first().filter(|_| kind == Kind::CommitUnknown) else {
+            return Err(error);
+        };
+        match self.resolve(job.taken.ticket, error).await {
+            Ended::Outcome(Outcome::Done { .. }) => Ok(()),
+            _ => Err(Error::new(kind, text)),
+        }
+    }
+}
