@@ -19,9 +19,6 @@ use crate::order::Order;
 use crate::path::POSTGRES_URL;
 use crate::report::{self, Measure, Output};
 
-/// Deliveries per commit where batched work is measured.
-const BATCH: usize = 50;
-
 /// What to measure and how to print it.
 #[derive(Args)]
 pub(crate) struct InboxArguments {
@@ -37,6 +34,12 @@ pub(crate) struct InboxArguments {
     /// The PostgreSQL server; the role must be allowed to make databases.
     #[arg(long, env = POSTGRES_URL, hide_env_values = true)]
     postgres: Option<String>,
+    /// Deliveries leased ahead, by both sides; the worker's default if not given.
+    #[arg(long, value_name = "COUNT")]
+    prefetch: Option<usize>,
+    /// Deliveries per commit where batched work is measured.
+    #[arg(long, value_name = "COUNT", default_value_t = 50)]
+    batch: usize,
 }
 
 /// How much is done in each measure.
@@ -66,6 +69,10 @@ impl Sizes {
 /// A run in progress.
 struct Run {
     sizes: Sizes,
+    /// Deliveries leased ahead.
+    prefetch: usize,
+    /// Deliveries per commit where many share one.
+    batch: usize,
     output: Output,
     only: Option<String>,
     passed: bool,
@@ -80,6 +87,16 @@ impl Run {
         self.passed &= measure.passed();
         measure.print(self.output);
     }
+
+    /// A worker with so many seats that commit each delivery by itself.
+    fn singles(&self, workers: usize) -> WorkOptions {
+        WorkOptions { concurrency: workers, prefetch: self.prefetch, ..WorkOptions::default() }
+    }
+
+    /// A worker with so many seats that commit several deliveries together.
+    fn batches(&self, workers: usize) -> WorkOptions {
+        WorkOptions { batch: self.batch, prefetch: 4 * self.batch, ..self.singles(workers) }
+    }
 }
 
 /// Runs everything asked for; true if every target was met.
@@ -89,7 +106,14 @@ pub(crate) async fn run(arguments: InboxArguments) -> bool {
         report::not_available("postgres.durable", &format!("{POSTGRES_URL} is not set"), arguments.output);
         return false;
     };
-    let mut run = Run { sizes, output: arguments.output, only: arguments.only, passed: true };
+    let mut run = Run {
+        sizes,
+        prefetch: arguments.prefetch.unwrap_or(WorkOptions::default().prefetch),
+        batch: arguments.batch,
+        output: arguments.output,
+        only: arguments.only,
+        passed: true,
+    };
     let lab = PostgresLab::create(&url).await;
     conditions(&run, &lab).await;
     durable::measure(&mut run, &lab).await;
@@ -100,18 +124,13 @@ pub(crate) async fn run(arguments: InboxArguments) -> bool {
     run.passed
 }
 
-/// A worker with so many seats, and otherwise as it comes.
-fn seats(workers: usize) -> WorkOptions {
-    WorkOptions { concurrency: workers, ..WorkOptions::default() }
-}
-
 async fn conditions(run: &Run, lab: &PostgresLab) {
     let facts = json!({
         "postgres": lab.durability().await,
         "load average before": machine::load(),
         "payload": format!("{} bytes", Order::nth(1).payload().len()),
-        "lease": WorkOptions::default().prefetch,
-        "batch": BATCH,
+        "prefetch": run.prefetch,
+        "batch": run.batch,
         "rounds": run.sizes.rounds,
         "sizes": format!("{:?}", run.sizes),
         "build": if cfg!(debug_assertions) { "debug: ratios mean nothing" } else { "release" },

@@ -93,9 +93,8 @@ pub(crate) async fn work(backlog: &Backlog, tuning: Tuning) -> Result<f64, Box<d
 
 /// A figure counts only if every job is completed in the database.
 async fn check(pool: &PgPool, messages: u64) -> Result<(), Box<dyn std::error::Error>> {
-    let done: i64 = sqlx::query_scalar("SELECT count(*) FROM apalis.jobs WHERE status = 'Done'")
-        .fetch_one(pool)
-        .await?;
+    let done: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM apalis.jobs WHERE status = 'Done'").fetch_one(pool).await?;
     if done.unsigned_abs() != messages {
         return Err(format!("{done} of {messages} jobs are completed").into());
     }

@@ -1,9 +1,7 @@
 //! Several deliveries per commit, a savepoint for each, against a commit for each.
 
-use oncebox_flow::WorkOptions;
-
+use super::Run;
 use super::durable::{Job, ours};
-use super::{BATCH, Run, seats};
 use crate::lab::postgres::PostgresLab;
 use crate::report::{Measure, Target};
 use crate::rounds::interleave;
@@ -15,22 +13,18 @@ pub(super) async fn measure(run: &mut Run, lab: &PostgresLab) {
         return;
     }
     let (many, few) = (run.sizes.batched, run.sizes.singles);
+    let (together, alone) = (run.batches(1), run.singles(1));
     let rounds = interleave(
         run.sizes.rounds,
         async || {
             lab.forget_inbox().await;
-            ours(lab, Job::Record, many, batches(1)).await.rate()
+            ours(lab, Job::Record, many, together.clone()).await.rate()
         },
         async || {
             lab.forget_inbox().await;
-            ours(lab, Job::Record, few, seats(1)).await.rate()
+            ours(lab, Job::Record, few, alone.clone()).await.rate()
         },
     )
     .await;
     run.report(&Measure::new(NAME, rounds, Target::AtLeast(3.0)));
-}
-
-/// A worker with so many seats, each of which commits several deliveries together.
-pub(super) fn batches(workers: usize) -> WorkOptions {
-    WorkOptions { batch: BATCH, prefetch: 4 * BATCH, ..seats(workers) }
 }

@@ -12,7 +12,7 @@ use oncebox_stores::postgres::PostgresStore;
 use serde_json::json;
 use sqlx::PgConnection;
 
-use super::{Run, hand, seats};
+use super::{Run, hand};
 use crate::lab::postgres::PostgresLab;
 use crate::lab::{HANDLER, Lab as _};
 use crate::order::{Order, deliveries};
@@ -28,17 +28,17 @@ pub(super) async fn measure(run: &mut Run, lab: &PostgresLab) {
         if !run.wants(&name) {
             continue;
         }
-        let messages = run.sizes.of(workers);
+        let (messages, options) = (run.sizes.of(workers), run.singles(workers));
         let phases = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
         let rounds = interleave(
             run.sizes.rounds,
             async || {
                 lab.forget_inbox().await;
-                kept(&phases.0, ours(lab, Job::Record, messages, seats(workers)).await)
+                kept(&phases.0, ours(lab, Job::Record, messages, options.clone()).await)
             },
             async || {
                 lab.forget_inbox().await;
-                kept(&phases.1, hand::loops(lab, messages, workers).await)
+                kept(&phases.1, hand::loops(lab, messages, &options).await)
             },
         )
         .await;

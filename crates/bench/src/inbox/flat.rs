@@ -2,8 +2,8 @@
 //! many completed deliveries, with their messages and markers, against ours in
 //! a small one.
 
+use super::Run;
 use super::durable::{Job, ours};
-use super::{Run, seats};
 use crate::lab::Lab as _;
 use crate::lab::postgres::PostgresLab;
 use crate::report::{Measure, Target};
@@ -20,11 +20,11 @@ pub(super) async fn measure(run: &mut Run, url: &str) {
         lab.load_done(rows).await;
         lab.settle_down().await;
     }
-    let messages = run.sizes.singles;
+    let (messages, options) = (run.sizes.singles, run.singles(1));
     let rounds = interleave(
         run.sizes.rounds,
-        async || ours(&large, Job::Record, messages, seats(1)).await.rate(),
-        async || ours(&small, Job::Record, messages, seats(1)).await.rate(),
+        async || ours(&large, Job::Record, messages, options.clone()).await.rate(),
+        async || ours(&small, Job::Record, messages, options.clone()).await.rate(),
     )
     .await;
     run.report(&Measure::new(NAME, rounds, Target::AtLeast(0.8)));

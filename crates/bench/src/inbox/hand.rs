@@ -14,10 +14,10 @@
 use std::time::Instant;
 
 use oncebox_core::{Envelope, Message as _};
+use oncebox_flow::WorkOptions;
 use sqlx::{Connection as _, PgConnection, Row as _};
 
 use super::durable::Phases;
-use super::seats;
 use crate::lab::postgres::PostgresLab;
 use crate::lab::{HANDLER, Lab as _};
 use crate::order::{Order, deliveries};
@@ -26,8 +26,9 @@ use crate::order::{Order, deliveries};
 const DEPOSIT: usize = 200;
 const DIGEST: [u8; 32] = [0; 32];
 
-/// Stores messages and runs them in so many loops.
-pub(super) async fn loops(lab: &PostgresLab, messages: u64, workers: usize) -> Phases {
+/// Stores messages and runs them in as many loops as a worker has seats; each
+/// leases as many at once as the worker leases ahead.
+pub(super) async fn loops(lab: &PostgresLab, messages: u64, options: &WorkOptions) -> Phases {
     let before = lab.effects().await;
     let prepared = deliveries(messages);
     let started = Instant::now();
@@ -38,8 +39,8 @@ pub(super) async fn loops(lab: &PostgresLab, messages: u64, workers: usize) -> P
     drop(connection);
     let deposit = started.elapsed();
     let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..workers {
-        tasks.spawn(work(lab.clone()));
+    for _ in 0..options.concurrency {
+        tasks.spawn(work(lab.clone(), options.prefetch));
     }
     while let Some(ended) = tasks.join_next().await {
         ended.expect("a loop ends well");
@@ -77,10 +78,11 @@ async fn deposit(connection: &mut PgConnection, batch: &[Envelope]) {
 }
 
 /// Leases and runs until nothing is left, on a connection of its own.
-async fn work(lab: PostgresLab) {
+async fn work(lab: PostgresLab, prefetch: usize) {
+    let limit = i64::try_from(prefetch).expect("a small number");
     let mut connection = lab.pool().acquire().await.expect("a connection");
     loop {
-        let leased = lease(&mut connection).await;
+        let leased = lease(&mut connection, limit).await;
         if leased.is_empty() {
             return;
         }
@@ -90,8 +92,7 @@ async fn work(lab: PostgresLab) {
     }
 }
 
-async fn lease(connection: &mut PgConnection) -> Vec<sqlx::postgres::PgRow> {
-    let limit = i64::try_from(seats(1).prefetch).expect("a small number");
+async fn lease(connection: &mut PgConnection, limit: i64) -> Vec<sqlx::postgres::PgRow> {
     sqlx::query(
         "WITH due AS MATERIALIZED (
             SELECT number FROM oncebox.delivery

@@ -11,9 +11,8 @@ use std::process::Command;
 use oncebox_flow::WorkOptions;
 use serde_json::json;
 
-use super::batched::batches;
+use super::Run;
 use super::durable::{Job, ours};
-use super::{BATCH, Run, seats};
 use crate::lab::postgres::PostgresLab;
 use crate::order::Order;
 use crate::report::{Measure, Target, not_available, note};
@@ -38,10 +37,10 @@ pub(super) async fn measure(run: &mut Run, lab: &PostgresLab) {
     let pair = |name, peer, workers, options, messages| Pair { name, peer, workers, options, messages };
     let (many, sizes) = (run.sizes.batched, run.sizes);
     let pairs = [
-        pair("postgres.peer.apalis.1_workers", "apalis", 1, batches(1), many),
-        pair("postgres.peer.apalis.8_workers", "apalis", 8, batches(8), many),
-        pair("postgres.peer.apalis_as_it_comes.1_workers", "apalis-default", 1, seats(1), sizes.of(1)),
-        pair("postgres.peer.apalis_as_it_comes.8_workers", "apalis-default", 8, seats(8), sizes.of(8)),
+        pair("postgres.peer.apalis.1_workers", "apalis", 1, run.batches(1), many),
+        pair("postgres.peer.apalis.8_workers", "apalis", 8, run.batches(8), many),
+        pair("postgres.peer.apalis_as_it_comes.1_workers", "apalis-default", 1, run.singles(1), sizes.of(1)),
+        pair("postgres.peer.apalis_as_it_comes.8_workers", "apalis-default", 8, run.singles(8), sizes.of(8)),
     ];
     let wanted: Vec<Pair> = pairs.into_iter().filter(|pair| run.wants(pair.name)).collect();
     let Some(program) = std::env::var(PROGRAM).ok().filter(|_| !wanted.is_empty()) else {
@@ -54,7 +53,7 @@ pub(super) async fn measure(run: &mut Run, lab: &PostgresLab) {
         "version": VERSION,
         "tuned": format!("batch_size {FETCH}, lock_tasks false, pushed by 1000, queue full before a worker starts"),
         "as it comes": "batch_size 10, lock_tasks true, pushed by 1000, queue full before a worker starts",
-        "ours tuned": format!("batch {BATCH}, prefetch {}", batches(1).prefetch),
+        "ours tuned": format!("batch {}, prefetch {}", run.batch, run.batches(1).prefetch),
     });
     note("postgres.peer.apalis.settings", &settings, run.output);
     for pair in wanted {

@@ -1,7 +1,7 @@
 //! Several deliveries in one commit.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use oncebox_core::depot::Depot;
@@ -50,28 +50,24 @@ pub async fn a_batch_that_dies_takes_effect_once<F: StoreFixture>(fixture: Arc<F
 where
     F::Store: Depot + Letters,
 {
-    for point in [CrashPoint::D3, CrashPoint::D4, CrashPoint::D5] {
+    for (round, point) in (0..).zip([CrashPoint::D3, CrashPoint::D4, CrashPoint::D5]) {
         let bench = Bench::new(&fixture);
-        let died = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let died = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&died);
         let probe = Probe::new(move |reached| {
             let dies = reached == point && seen.fetch_add(1, Ordering::SeqCst) == 0;
             std::future::ready(if dies { Reaction::Crash } else { Reaction::Go })
         });
-        let handler = match point {
-            CrashPoint::D3 => "third",
-            CrashPoint::D4 => "fourth",
-            _ => "fifth",
-        };
         let inbox =
-            bench.inbox().handler(bench.booker(handler)).probe(probe).retry(patient(10)).build().unwrap();
-        bench.deliver(&inbox, 1..=8).await;
-
+            bench.inbox().handler(bench.booker(HANDLER)).probe(probe).retry(patient(10)).build().unwrap();
+        bench.deliver(&inbox, 8 * round..8 * (round + 1)).await;
         // One seat, so that all of them are one batch.
-        let options = WorkOptions { concurrency: 1, batch: 10, ..options() };
-        bench.run_until(vec![Worker::new(&inbox, options).unwrap()], handler, 8).await;
+        let one_seat = WorkOptions { concurrency: 1, batch: 10, ..options() };
 
-        assert_eq!(bench.effects_of(handler).await, [1, 2, 3, 4, 5, 6, 7, 8], "{point:?}");
+        let expected = usize::try_from(8 * (round + 1)).unwrap();
+        bench.run_until(vec![Worker::new(&inbox, one_seat).unwrap()], HANDLER, expected).await;
+
+        assert_eq!(bench.effects().await, (0..8 * (round + 1)).collect::<Vec<_>>(), "{point:?}");
         assert!(died.load(Ordering::SeqCst) > 0);
     }
 }

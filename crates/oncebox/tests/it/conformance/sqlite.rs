@@ -107,3 +107,8 @@ mod durable {
 fn random_operations_are_told_from_the_memory_store_by_nothing() {
     oncebox_conformance::differential::compare::<SqliteFixture>(40, 60);
 }
+
+#[test]
+fn random_operations_on_the_depot_are_told_from_the_memory_store_by_nothing() {
+    oncebox_conformance::differential::depot::compare::<SqliteFixture>(40, 120);
+}
