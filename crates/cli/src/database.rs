@@ -5,6 +5,7 @@ use std::str::FromStr;
 use clap::Args;
 use oncebox_core::Identifier;
 use oncebox_core::inspect::Inspect;
+use oncebox_core::letters::Letters;
 use oncebox_stores::postgres::PostgresStore;
 use oncebox_stores::sqlite::SqliteStore;
 use sqlx::ConnectOptions as _;
@@ -151,6 +152,13 @@ impl Database {
             // A file has no credentials.
             (Self::Sqlite(_), Place::Sqlite(_)) => Ok(()),
             _ => Err(Fault::new(Class::Input, "the URL is for another kind of database")),
+        }
+    }
+
+    pub(crate) fn letters(&self) -> &dyn Letters {
+        match self {
+            Self::Sqlite(store) => store,
+            Self::Postgres(store) => store,
         }
     }
 

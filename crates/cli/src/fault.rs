@@ -82,6 +82,12 @@ impl Fault {
         self
     }
 
+    /// The same with more to say.
+    pub(crate) fn and(mut self, more: impl AsRef<str>) -> Self {
+        self.message.push_str(more.as_ref());
+        self
+    }
+
     /// The fault of a command line, from what clap would print about it.
     fn usage(text: &str) -> Self {
         let mut paragraphs = text.split("\n\n");
@@ -168,9 +174,9 @@ fn wants_json(args: impl Iterator<Item = OsString>) -> bool {
     args.iter().any(is_joined) || args.windows(2).any(is_apart)
 }
 
-/// The text without what stands before the host of a URL: an argument in the
-/// wrong place is quoted, and may be a URL with a password.
-fn without_userinfo(text: &str) -> String {
+/// The text without what stands before the host of a URL: what is quoted, an argument
+/// in the wrong place or a handler's error, may name a URL with a password.
+pub(crate) fn without_userinfo(text: &str) -> String {
     let mut parts = text.split("://");
     let mut masked = parts.next().unwrap_or_default().to_owned();
     for part in parts {

@@ -2,6 +2,7 @@
 
 mod check;
 mod config;
+mod consent;
 mod consume;
 mod database;
 mod dead;
@@ -10,6 +11,7 @@ mod fault;
 mod migrate;
 mod output;
 mod relay;
+mod replay;
 mod status;
 
 use std::process::ExitCode;
@@ -44,8 +46,10 @@ enum Verb {
     Status(status::Args),
     /// Carry committed messages from the outbox to a destination
     Relay(relay::Args),
-    /// List, retry or give up the dead letters of relays
+    /// List, show, retry, edit or give up dead letters, of the inbox and of relays
     Dead(dead::Args),
+    /// Run a finished delivery of the durable inbox once more
+    Replay(replay::Args),
     /// Look at every destination and tell what would lose messages there
     Check(check::Args),
     /// Print or forward what a queue delivers, through the inbox
@@ -85,6 +89,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Fault> {
         Verb::Status(args) => status::run(args, cli.output).await,
         Verb::Relay(args) => relay::run(args, cli.output, cli.log).await,
         Verb::Dead(args) => dead::run(args, cli.output).await,
+        Verb::Replay(args) => replay::run(args, cli.output).await,
         Verb::Check(args) => check::run(args, cli.output).await,
         Verb::Consume(args) => consume::run(args, cli.output).await,
         Verb::DemoWorker(args) => demo::work(args).await,

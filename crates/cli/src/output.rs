@@ -1,6 +1,7 @@
 //! What goes where: data to standard output, everything else to standard error.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
@@ -42,6 +43,17 @@ pub(crate) fn plain(text: &str) -> String {
             || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     text.chars().map(|c| if is_hostile(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+/// A length of time for people.
+pub(crate) fn span(span: Duration) -> String {
+    match span.as_secs() {
+        0 => format!("{} ms", span.as_millis()),
+        s if s < 120 => format!("{s} s"),
+        s if s < 7200 => format!("{} min", s / 60),
+        s if s < 172_800 => format!("{} h", s / 3600),
+        s => format!("{} d", s / 86_400),
+    }
 }
 
 #[cfg(test)]

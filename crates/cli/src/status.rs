@@ -1,16 +1,16 @@
-//! `oncebox status`: what waits, what was refused, who relays.
+//! `oncebox status`: what waits, what was refused, who relays, how handlers keep up.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use oncebox_core::inspect::{COUNT_CAP, SinkStatus, Status};
+use oncebox_core::inspect::{COUNT_CAP, HandlerStatus, SinkStatus, Status};
 use oncebox_core::log::ParkedRow;
 use serde_json::json;
 
 use crate::database::DatabaseArgs;
 use crate::fault::Fault;
-use crate::output::{Format, plain};
+use crate::output::{Format, plain, span};
 
 /// Refused messages shown with their reason.
 const SHOWN: usize = 20;
@@ -53,6 +53,18 @@ fn troubles(status: &Status, max_lag: Duration) -> Vec<String> {
     if status.sinks.is_empty() && status.logged > 0 {
         troubles.push("messages wait and no relay has run yet".to_owned());
     }
+    for handler in &status.handlers {
+        let name = &handler.handler;
+        if handler.parked > 0 {
+            let count = count(handler.parked);
+            troubles.push(format!("handler {name}: {count} parked, no running process knows the handler"));
+        }
+        // The oldest may be a dead one, which is a trouble already.
+        let oldest = handler.oldest.filter(|oldest| handler.dead == 0 && *oldest > max_lag);
+        if let Some(oldest) = oldest {
+            troubles.push(format!("handler {name}: the oldest delivery waits since {}", span(oldest)));
+        }
+    }
     if status.dead_letters > 0 {
         troubles.push(format!("inbox: {} dead letters", status.dead_letters));
     }
@@ -61,6 +73,7 @@ fn troubles(status: &Status, max_lag: Duration) -> Vec<String> {
 
 fn as_json(status: &Status, parked: &[ParkedRow], troubles: &[String]) -> serde_json::Value {
     let sinks: Vec<_> = status.sinks.iter().map(sink_json).collect();
+    let handlers: Vec<_> = status.handlers.iter().map(handler_json).collect();
     let parked: Vec<_> = parked
         .iter()
         .map(|row| {
@@ -70,7 +83,13 @@ fn as_json(status: &Status, parked: &[ParkedRow], troubles: &[String]) -> serde_
         .collect();
     json!({ "v": 1, "healthy": troubles.is_empty(), "troubles": troubles, "logged": status.logged,
             "scheduled": status.scheduled, "markers": status.markers, "dead_letters": status.dead_letters,
-            "count_cap": COUNT_CAP, "sinks": sinks, "parked": parked })
+            "count_cap": COUNT_CAP, "sinks": sinks, "parked": parked, "handlers": handlers })
+}
+
+fn handler_json(handler: &HandlerStatus) -> serde_json::Value {
+    json!({ "scope": handler.scope, "handler": handler.handler, "ready": handler.ready,
+            "running": handler.leased, "behind": handler.behind, "parked": handler.parked,
+            "dead": handler.dead, "oldest_s": handler.oldest.map(|age| age.as_secs_f64()) })
 }
 
 fn sink_json(sink: &SinkStatus) -> serde_json::Value {
@@ -105,6 +124,7 @@ fn as_text(status: &Status, parked: &[ParkedRow], troubles: &[String]) -> String
     }
     let _ =
         writeln!(text, "inbox    {} markers   {} dead letters", count(status.markers), status.dead_letters);
+    text.push_str(&handlers_text(&status.handlers));
     for row in parked {
         let reason = row.reason.as_deref().unwrap_or("waits behind an earlier message of its key");
         let _ = writeln!(
@@ -123,16 +143,31 @@ fn as_text(status: &Status, parked: &[ParkedRow], troubles: &[String]) -> String
     text
 }
 
-fn count(value: i64) -> String {
-    if value >= COUNT_CAP { format!("{COUNT_CAP}+") } else { value.to_string() }
+/// A table with columns as wide as what is in them.
+fn handlers_text(handlers: &[HandlerStatus]) -> String {
+    if handlers.is_empty() {
+        return String::new();
+    }
+    let head = ["scope", "handler", "ready", "running", "behind", "parked", "dead", "oldest"];
+    let mut rows = vec![head.map(str::to_owned)];
+    rows.extend(handlers.iter().map(|handler| {
+        let scope = if handler.scope.is_empty() { "-".to_owned() } else { plain(&handler.scope) };
+        let oldest = handler.oldest.map_or_else(|| "-".into(), span);
+        let counts = [handler.ready, handler.leased, handler.behind, handler.parked, handler.dead];
+        let [ready, running, behind, parked, dead] = counts.map(count);
+        [scope, plain(&handler.handler), ready, running, behind, parked, dead, oldest]
+    }));
+    let wide = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(wide).collect();
+    let line = |row: &[String; 8]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        format!("  {}\n", cells.collect::<Vec<_>>().join("   ").trim_end())
+    };
+    rows.iter().map(line).collect()
 }
 
-fn span(span: Duration) -> String {
-    match span.as_secs() {
-        0 => format!("{} ms", span.as_millis()),
-        s if s < 120 => format!("{s} s"),
-        s if s < 7200 => format!("{} min", s / 60),
-        s if s < 172_800 => format!("{} h", s / 3600),
-        s => format!("{} d", s / 86_400),
-    }
+fn count(value: i64) -> String {
+    if value >= COUNT_CAP { format!("{COUNT_CAP}+") } else { value.to_string() }
 }

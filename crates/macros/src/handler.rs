@@ -101,7 +101,8 @@ struct Options {
 impl Options {
     fn read(tokens: TokenStream) -> Result<Self> {
         let (mut key, mut retention, mut timeout) = (None, None, None);
-        let (mut missing_id, mut selector) = (None, None);
+        let (mut missing_id, mut selector, mut mode) = (None, None, None);
+        let (mut order, mut concurrency, mut legacy) = (None, None, Vec::new());
         let parser = syn::meta::parser(|meta| {
             if meta.path.is_ident("key") {
                 option::set(&mut key, &meta, meta.value()?.parse()?)
@@ -113,8 +114,19 @@ impl Options {
                 option::set(&mut missing_id, &meta, missing_id_variant(&meta)?)
             } else if meta.path.is_ident("selector") {
                 option::set(&mut selector, &meta, selector_variant(&meta)?)
+            } else if meta.path.is_ident("mode") {
+                option::set(&mut mode, &meta, mode_variant(&meta)?)
+            } else if meta.path.is_ident("in_order") {
+                option::set(&mut order, &meta, order_variant(&meta)?)
+            } else if meta.path.is_ident("concurrency") {
+                option::set(&mut concurrency, &meta, meta.value()?.parse::<syn::LitInt>()?)
+            } else if meta.path.is_ident("legacy") {
+                legacy.push(meta.value()?.parse::<LitStr>()?);
+                Ok(())
             } else {
-                Err(option::unknown(&meta, "key, retention, timeout, missing_id, selector"))
+                let known =
+                    "key, legacy, mode, retention, timeout, in_order, concurrency, missing_id, selector";
+                Err(option::unknown(&meta, known))
             }
         });
         parser.parse2(tokens)?;
@@ -129,7 +141,15 @@ impl Options {
             timeout.map(length).map(|length| quote!(timeout: ::core::option::Option::Some(#length)));
         let missing_id = missing_id.map(|variant| quote!(missing_id: #variant));
         let selector = selector.map(|variant| quote!(selector: #variant));
-        let fields = [retention, timeout, missing_id, selector].into_iter().flatten().collect();
+        let mode = mode.map(|variant| quote!(mode: ::core::option::Option::Some(#variant)));
+        let order = order.map(|variant| quote!(lanes: ::core::option::Option::Some(#variant)));
+        let concurrency = concurrency.map(|count| quote!(concurrency: ::core::option::Option::Some(#count)));
+        let legacy = (!legacy.is_empty()).then(|| {
+            let keys = legacy.iter().map(|key| quote_spanned!(key.span()=> ::oncebox::HandlerKey::new(#key)));
+            quote!(legacy: ::std::vec![#(const { #keys }),*])
+        });
+        let fields = [retention, timeout, missing_id, selector, mode, order, concurrency, legacy];
+        let fields = fields.into_iter().flatten().collect();
         Ok(Self { key, fields })
     }
 }
@@ -149,6 +169,27 @@ fn missing_id_variant(meta: &ParseNestedMeta<'_>) -> Result<TokenStream> {
     };
     let variant = format_ident!("{variant}");
     Ok(quote!(::oncebox::MissingId::#variant))
+}
+
+fn mode_variant(meta: &ParseNestedMeta<'_>) -> Result<TokenStream> {
+    let (word, span) = option::word(meta)?;
+    match word.as_str() {
+        "durable" => Ok(quote!(::oncebox::inbox::Mode::Durable)),
+        "receiver" => Ok(quote!(::oncebox::inbox::Mode::Receiver)),
+        _ => Err(Error::new(span, "expected one of durable, receiver")),
+    }
+}
+
+fn order_variant(meta: &ParseNestedMeta<'_>) -> Result<TokenStream> {
+    let (word, span) = option::word(meta)?;
+    match word.as_str() {
+        "block_key" => Ok(quote!(::oncebox::plan::OnDead::BlockKey)),
+        "skip_key" => Ok(quote!(::oncebox::plan::OnDead::SkipKey)),
+        _ => Err(Error::new(
+            span,
+            "expected one of block_key, skip_key: what a dead message does to those behind it",
+        )),
+    }
 }
 
 fn selector_variant(meta: &ParseNestedMeta<'_>) -> Result<TokenStream> {

@@ -8,7 +8,7 @@ const VERBS: [&[&str]; 4] =
 
 #[test]
 fn every_verb_explains_itself() {
-    let verbs: [&[&str]; 13] = [
+    let verbs: [&[&str]; 16] = [
         &[],
         &["demo"],
         &["migrate"],
@@ -22,6 +22,9 @@ fn every_verb_explains_itself() {
         &["dead", "list"],
         &["dead", "requeue"],
         &["dead", "discard"],
+        &["dead", "show"],
+        &["dead", "edit"],
+        &["replay"],
     ];
     for verb in verbs {
         let run = oncebox(verb.iter().chain(&["--help"])).exits(0);
@@ -29,7 +32,7 @@ fn every_verb_explains_itself() {
         assert!(run.stderr.is_empty(), "{run:?}");
     }
     let top = oncebox(["--help"]).exits(0).stdout;
-    for text in ["Exit codes:", "demo", "migrate", "status", "relay", "check", "consume", "dead"] {
+    for text in ["Exit codes:", "demo", "migrate", "status", "relay", "check", "consume", "dead", "replay"] {
         assert!(top.contains(text), "{text} is missing in\n{top}");
     }
     assert!(!top.contains("demo-worker"), "hidden");

@@ -6,6 +6,7 @@ use crate::database::Database;
 use crate::process::Process;
 use crate::program::{command, eventually};
 use crate::server::Server;
+use crate::shop::{Shop, order};
 
 #[test]
 fn a_quiet_database_is_healthy_in_both_forms() {
@@ -22,6 +23,7 @@ fn a_quiet_database_is_healthy_in_both_forms() {
         let expected = [
             "count_cap",
             "dead_letters",
+            "handlers",
             "healthy",
             "logged",
             "markers",
@@ -151,5 +153,54 @@ fn an_outage_that_is_over_is_no_longer_shown() {
 
         daemon.signal("-TERM");
         assert_eq!(daemon.end().0, Some(0));
+    }
+}
+
+#[test]
+fn the_handlers_of_the_durable_inbox_are_shown_with_what_waits_for_them() {
+    for database in Database::both("the_handlers_of_the_durable_inbox_are_shown") {
+        let database = database.migrated();
+        let shop = Shop::on(&database);
+        shop.work([order(1, 100, "ann")]);
+        let quiet = database.run(&["status", "-o", "json"]).exits(0).json();
+        shop.work([order(2, -5, "ben"), order(3, 100, "ben"), order(4, 100, "ben")]);
+
+        let json = database.run(&["status", "-o", "json"]).exits(3).json();
+        let text = database.run(&["status"]).exits(3).stdout;
+
+        assert!(quiet["handlers"].as_array().unwrap().is_empty(), "all is done: {quiet}");
+        let handler = &json["handlers"][0];
+        let counts = ["ready", "running", "behind", "parked", "dead"].map(|name| handler[name].as_i64());
+        assert_eq!(counts, [0, 0, 2, 0, 1].map(Some), "{handler}");
+        assert_eq!((&handler["handler"], &handler["scope"]), (&"ship-order".into(), &"".into()));
+        assert!(handler["oldest_s"].is_number(), "{handler}");
+        let table: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let head = ["scope", "handler", "ready", "running", "behind", "parked", "dead", "oldest"];
+        let at = table.iter().position(|line| *line == head).unwrap_or_else(|| panic!("{text}"));
+        assert_eq!(table[at + 1][..7], ["-", "ship-order", "0", "0", "2", "0", "1"], "{text}");
+        assert!(text.contains("! inbox: 1 dead letters"), "{text}");
+    }
+}
+
+#[test]
+fn deliveries_that_wait_too_long_or_for_an_unknown_handler_are_unhealthy() {
+    for database in Database::both("deliveries_that_wait_too_long") {
+        let database = database.migrated();
+        Shop::on(&database).work([order(1, 100, "ann")]);
+        let ago = match database.is_sqlite() {
+            true => "received_at - 300000000",
+            false => "received_at - interval '5 minutes'",
+        };
+        database.sql(&format!("UPDATE {{t}}message SET received_at = {ago};"));
+        database.sql("UPDATE {t}delivery SET state = 'ready', ended_at = NULL;");
+
+        let late = database.run(&["status"]).exits(3);
+        database.run(&["status", "--max-lag", "3600"]).exits(0);
+        database.sql("UPDATE {t}delivery SET state = 'parked';");
+        let parked = database.run(&["status", "--max-lag", "3600"]).exits(3);
+
+        let line = "! handler ship-order: the oldest delivery waits since 5 min";
+        assert!(late.stdout.contains(line), "{late:?}");
+        assert!(parked.stdout.contains("! handler ship-order: 1 parked"), "{parked:?}");
     }
 }

@@ -83,3 +83,85 @@ pub(super) fn positive(name: &str, length: Duration) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use oncebox_core::{HandlerError, Kind, Message};
+    use serde::{Deserialize, Serialize};
+
+    use super::*;
+    use crate::inbox::{Inbox, InboxBuilder, WorkOptions, Worker, on};
+    use crate::memory::{MemoryStore, MemoryTx};
+
+    #[derive(Serialize, Deserialize)]
+    struct Ping;
+
+    impl Message for Ping {
+        const NAME: &'static str = "ping";
+    }
+
+    async fn done(_: &mut MemoryTx, _: Ping) -> Result<(), HandlerError> {
+        Ok(())
+    }
+
+    type Builder = InboxBuilder<MemoryStore>;
+
+    fn with(inbox: Builder, key: &'static str, tune: impl Fn(HandlerOptions) -> HandlerOptions) -> Builder {
+        inbox.handler_with(on::<Ping, _>(HandlerKey::new(key), done), tune)
+    }
+
+    /// Why an inbox with these handlers is refused.
+    fn refusal(handlers: impl Fn(Builder) -> Builder) -> String {
+        let refused = handlers(Inbox::builder(MemoryStore::new(), "pings").durable()).build().unwrap_err();
+        assert_eq!(refused.kind(), Kind::Config);
+        refused.to_string()
+    }
+
+    #[test]
+    fn two_handlers_never_share_a_key_now_or_formerly() {
+        let twice = refusal(|inbox| with(with(inbox, "a", |o| o), "a", |o| o));
+        let former = refusal(|inbox| with(with(inbox, "a", |o| o), "b", |o| o.legacy("a")));
+        let present = refusal(|inbox| with(with(inbox, "b", |o| o.legacy("a")), "a", |o| o));
+        let both = refusal(|inbox| with(with(inbox, "b", |o| o.legacy("a")), "c", |o| o.legacy("a")));
+
+        assert!(twice.contains("two handlers have the key a"), "{twice}");
+        for text in [former, present, both] {
+            assert!(text.contains("would go to both"), "{text}");
+        }
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_refused_with_the_reason() {
+        let second = Duration::from_secs(1);
+        let no_retry = RetryPolicy { max_attempts: Some(0), ..RetryPolicy::default() };
+        let one = |tune: fn(HandlerOptions) -> HandlerOptions| refusal(move |inbox| with(inbox, "a", tune));
+
+        let refused = refusal(|inbox| with(inbox, "a", |o| o.retry(no_retry.clone())));
+        assert!(refused.contains("max_attempts"), "{refused}");
+        assert!(one(|o| o.concurrency(0)).contains("never run"));
+        assert!(one(|o| o.rate(0, Duration::from_secs(1))).contains("rate"));
+        assert!(one(|o| o.breaker(1, Duration::ZERO)).contains("breaker"));
+        assert!(one(|o| o.timeout(Duration::ZERO)).contains("timeout"));
+        assert!(one(|o| o.retention(Duration::from_secs(3600))).contains("redelivered"));
+        assert!(refusal(|inbox| with(inbox.scope("Not Plain"), "a", |o| o)).contains("scope"));
+        let receiver = Inbox::builder(MemoryStore::new(), "pings");
+        let refused = with(receiver, "a", HandlerOptions::durable).build().unwrap_err();
+        assert!(refused.to_string().contains("call `.durable()`"), "{refused}");
+        let inbox = with(Inbox::builder(MemoryStore::new(), "pings").durable(), "a", |o| o).build().unwrap();
+        for options in [
+            WorkOptions { concurrency: 0, ..WorkOptions::default() },
+            WorkOptions { batch: 0, ..WorkOptions::default() },
+            WorkOptions { poll: Duration::ZERO, ..WorkOptions::default() },
+            WorkOptions { lease: Duration::from_millis(1), ..WorkOptions::default() },
+        ] {
+            assert_eq!(Worker::new(&inbox, options).unwrap_err().kind(), Kind::Config);
+        }
+        assert!(Worker::new(&inbox, WorkOptions { lease: second, ..WorkOptions::default() }).is_ok());
+    }
+
+    #[test]
+    #[should_panic(expected = "1 to 128 characters")]
+    fn an_empty_key_is_no_key() {
+        let _key = HandlerKey::new("");
+    }
+}

@@ -3,6 +3,6 @@
 
 mod ground;
 mod messages;
-mod place;
+pub(crate) mod place;
 mod rows;
 mod schema;

@@ -15,14 +15,14 @@ use oncebox::stores::{postgres, sqlite};
 use oncebox::verdict::RetryPolicy;
 use oncebox::{
     Backoff, Envelope, Failure, HandlerOptions, Identifier, Janitor, Keyring, Kind, Limits, Mailbox,
-    Publisher, Relay, Timestamp,
+    Publisher, Relay, Timestamp, WorkOptions,
 };
 use oncebox_conformance::fixture::service_url;
 use sqlx::AssertSqlSafe;
 
 use crate::tidy::{files, root};
 
-const EXAMPLES: [&str; 4] = ["first_message", "transactions", "consumers", "testing"];
+const EXAMPLES: [&str; 5] = ["first_message", "transactions", "consumers", "durable", "testing"];
 
 /// A fenced block, with the comment on the line before it.
 struct Block {
@@ -285,11 +285,14 @@ fn fields(value: &impl Debug) -> Vec<(String, String)> {
 fn every_option_is_in_the_reference_with_its_default() {
     let page = reference("options.md");
     let janitor = fields(&Janitor::new(MemoryStore::new()));
-    let chosen = janitor.into_iter().filter(|(name, _)| !["store", "clock", "last"].contains(&name.as_str()));
+    let chosen = janitor
+        .into_iter()
+        .filter(|(name, _)| !["store", "clock", "last", "holder"].contains(&name.as_str()));
     let sections = [
         ("RelayOptions", fields(&RelayOptions::default())),
         ("InboxOptions", fields(&InboxOptions::default())),
         ("HandlerOptions", fields(&HandlerOptions::default())),
+        ("WorkOptions", fields(&WorkOptions::default())),
         ("RetryPolicy", fields(&RetryPolicy::default())),
         ("Backoff", fields(&Backoff::default())),
         ("Limits", fields(&Limits::default())),

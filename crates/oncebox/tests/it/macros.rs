@@ -3,8 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use oncebox::inbox::Mode;
 use oncebox::log::Window;
 use oncebox::memory::{MemoryStore, MemoryTx};
+use oncebox::plan::OnDead;
 use oncebox::stores::sqlite::SqliteStore;
 use oncebox::{
     Context, Envelope, Handler, HandlerError, Inbox, KeySelector, Kind, Mailbox, Message, MissingId, Outbox,
@@ -69,7 +71,12 @@ async fn announce(
     retention = "15m",
     timeout = "30s",
     missing_id = "content_hash",
-    selector = "header:x-request"
+    selector = "header:x-request",
+    mode = "durable",
+    in_order = "skip_key",
+    concurrency = 2,
+    legacy = "old.options",
+    legacy = "older.options"
 )]
 #[allow(clippy::unused_async, reason = "a lint level of the user's own must survive the macro")]
 pub(crate) async fn all_options(_: &mut MemoryTx, _: OrderEvent) -> Result<(), HandlerError> {
@@ -128,6 +135,12 @@ fn options_in_the_brackets_become_the_options_of_the_handler() {
     assert_eq!(Handler::<MemoryTx>::key(&all_options).as_str(), "all.options");
     assert_eq!((plain.retention, plain.timeout), (Duration::from_secs(7 * 24 * 3600), None));
     assert_eq!((all.retention, all.timeout), (Duration::from_secs(900), Some(Duration::from_secs(30))));
+    assert_eq!((all.mode, all.lanes, all.concurrency), (Some(Mode::Durable), Some(OnDead::SkipKey), Some(2)));
+    assert_eq!(
+        all.legacy.iter().map(|key| key.as_str()).collect::<Vec<_>>(),
+        ["old.options", "older.options"]
+    );
+    assert_eq!((plain.mode, plain.lanes, plain.legacy.len()), (None, None, 0));
     assert_eq!(all.missing_id, MissingId::ContentHash);
     assert!(matches!(all.selector, KeySelector::Header(name) if name == "x-request"));
     assert_eq!((some.retention, some.timeout), (Duration::from_secs(12 * 3600), None));

@@ -144,10 +144,10 @@ async fn refuses_then_works<S, Fut>(
 }
 
 /// A file system of a few megabytes, unmounted when dropped.
-struct SmallDisk(Folder);
+pub(crate) struct SmallDisk(Folder);
 
 impl SmallDisk {
-    fn mount(case: &str) -> Option<Self> {
+    pub(crate) fn mount(case: &str) -> Option<Self> {
         let folder = Folder::fresh();
         let is_root = std::fs::read_to_string("/proc/self/status")
             .is_ok_and(|status| status.lines().any(|line| line.starts_with("Uid:\t0\t")));
@@ -163,7 +163,7 @@ impl SmallDisk {
         None
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 }

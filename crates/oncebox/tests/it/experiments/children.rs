@@ -88,7 +88,7 @@ pub(super) struct Killed {
 }
 
 impl Killed {
-    fn watch(mut child: Child) -> Self {
+    pub(super) fn watch(mut child: Child) -> Self {
         let at_work = Arc::new(Mutex::new(None));
         let (reports, seen) = (BufReader::new(child.stdout.take().unwrap()), Arc::clone(&at_work));
         std::thread::spawn(move || {
@@ -103,6 +103,11 @@ impl Killed {
 
     pub(super) fn was_at_work_since(&self, start: Instant) -> bool {
         self.at_work.lock().unwrap().is_some_and(|seen| seen >= start)
+    }
+
+    /// Whether it has not ended by itself.
+    pub(super) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|ended| ended.is_none())
     }
 }
 
@@ -226,7 +231,7 @@ impl<F: Feed> Feed for Reporting<F> {
 }
 
 /// Straight to the pipe: the test harness keeps what is printed to itself.
-fn report() {
+pub(super) fn report() {
     let mut parent = std::io::stdout().lock();
     parent.write_all(AT_WORK.as_bytes()).and_then(|()| parent.flush()).ok();
 }

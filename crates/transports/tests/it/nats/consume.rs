@@ -201,7 +201,7 @@ async fn an_old_server_s_way_of_order_serves_one_message_at_a_time() {
 async fn a_drain_has_given_everything_back_when_it_returns() {
     let Some(scene) = Scene::fresh("a drain").await else { return };
     let transport = Nats::new(scene.options().ack_wait(60 * SECOND).prefetch(8));
-    let batch: Vec<Envelope> = (0..8).map(|n| plain(&n.to_string())).collect();
+    let batch: Vec<Envelope> = (0..8).map(|n| plain(n.to_string())).collect();
     let mut feed = transport.subscribe(DESTINATION, "group").await.unwrap();
     assert!(transport.publish(&batch).await.iter().all(Result::is_ok));
     let first = next(&mut feed).await;

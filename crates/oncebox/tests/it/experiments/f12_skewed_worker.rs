@@ -1,0 +1,118 @@
+//! F12 skewed-worker: the clock of one of three worker processes jumps between
+//! an hour ahead and an hour behind. Nobody's lease is taken early, and nothing
+//! is purged early, as only the database's clock is asked.
+//!
+//! Sabotage: workers that go by their own clock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox::inspect::Inspect as _;
+use oncebox_conformance::run::on_store;
+use oncebox_conformance::sample::Posted;
+use oncebox_conformance::{Findings, StoreFixture};
+
+use super::bodies::HANDLER;
+use super::booking::operation;
+use super::children::Killed;
+use super::workshop::{Orders, Role, Surroundings, Workshop, deposit, inbox, libfaketime, settled};
+use crate::conformance::postgres::PostgresFixture;
+
+const MESSAGES: i64 = 30;
+/// How often the clock jumps.
+const JUMP: Duration = Duration::from_millis(1_500);
+
+const fn orders(role: Role) -> Orders {
+    Orders {
+        role,
+        lease: Duration::from_secs(2),
+        // Long enough for others to find it held.
+        pause: Duration::from_millis(1_500),
+        timeout: Duration::from_secs(10),
+        attempts: None,
+        // What is held is run, so that whoever takes it runs it once more.
+        seats: (4, 0),
+    }
+}
+
+struct Report {
+    findings: Findings,
+    /// Bodies beyond the first of each message.
+    takeovers: usize,
+    /// Purges of what was only just handled.
+    purges: usize,
+    markers: i64,
+}
+
+/// A clock that jumps, as a file that libfaketime reads.
+struct Skew(std::path::PathBuf);
+
+impl Skew {
+    fn new() -> Self {
+        let file = std::env::temp_dir().join(format!("oncebox-skew-{}", std::process::id()));
+        std::fs::write(&file, "+1h").unwrap();
+        Self(file)
+    }
+
+    async fn jump(file: std::path::PathBuf) {
+        for offset in ["-1h", "+1h"].iter().cycle() {
+            tokio::time::sleep(JUMP).await;
+            std::fs::write(&file, offset).unwrap();
+        }
+    }
+}
+
+impl Drop for Skew {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).ok();
+    }
+}
+
+/// `None` if nobody's clock can be skewed here.
+async fn run(fixture: &Arc<PostgresFixture>, role: Role) -> Option<Report> {
+    if libfaketime().is_none() {
+        assert!(std::env::var_os("ONCEBOX_NO_SKIP").is_none(), "libfaketime is not installed");
+        println!("SKIP F12: libfaketime is not installed");
+        return None;
+    }
+    let (shop, inbox, skew) = (Workshop::open(&**fixture), inbox(fixture), Skew::new());
+    let around = [Surroundings::Ordinary, Surroundings::Ordinary, Surroundings::Skewed(skew.0.clone())];
+    let children: Vec<Killed> = around.iter().map(|around| shop.start(orders(role), around)).collect();
+    let jumping = tokio::spawn(Skew::jump(skew.0.clone()));
+    let messages: Vec<Posted> = (0..MESSAGES).map(|n| Posted::on(&format!("account-{n}"), n)).collect();
+    // Little by little, so that somebody has always nothing to do and looks around.
+    for some in messages.chunks(3) {
+        deposit(&inbox, some).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let expected: Vec<_> = messages.iter().map(|message| operation(HANDLER, message)).collect();
+    let findings = settled(&**fixture, &expected).await;
+    // Both sides of a jump have a chance to purge what is done.
+    tokio::time::sleep(JUMP * 2).await;
+    jumping.abort();
+    drop(children);
+    let purges = shop.diary().iter().filter(|line| line.starts_with("purged")).count();
+    let takeovers = shop.diary().len() - purges - messages.len().min(shop.diary().len() - purges);
+    let markers = fixture.store().status().await.unwrap().markers;
+    println!("F12 {role:?}: {takeovers} early takeovers, {purges} early purges, {findings}");
+    Some(Report { findings, takeovers, purges, markers })
+}
+
+#[test]
+fn a_worker_with_a_wrong_clock_takes_and_purges_nothing_early() {
+    on_store::<PostgresFixture, _, _>(|fixture| async move {
+        let Some(report) = run(&fixture, Role::Sweeper).await else { return };
+
+        report.findings.assert_clean();
+        assert_eq!((report.takeovers, report.purges, report.markers), (0, 0, MESSAGES));
+    });
+}
+
+#[test]
+fn sabotaged_workers_that_go_by_their_own_clock_take_and_purge_early() {
+    on_store::<PostgresFixture, _, _>(|fixture| async move {
+        let Some(report) = run(&fixture, Role::OwnClock).await else { return };
+
+        assert!(report.takeovers > 0 && report.purges > 0, "{} {}", report.takeovers, report.purges);
+    });
+}

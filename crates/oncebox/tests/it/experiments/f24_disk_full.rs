@@ -1,0 +1,155 @@
+//! F24 disk-full: the disk under a durable inbox on SQLite is full for a while,
+//! again and again, while messages are stored and worked on. What was accepted
+//! takes effect once, and no attempt is spent on what is nobody's fault.
+//!
+//! Sabotage: a handler that takes a full disk for a failure of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox::verdict::RetryPolicy;
+use oncebox::{
+    Context, Handler, HandlerError, HandlerKey, Inbox, LetterFilter, Letters as _, Verdict, WorkOptions,
+    Worker,
+};
+use oncebox_conformance::dice::Dice;
+use oncebox_conformance::sample::{DESTINATION, Posted};
+use oncebox_conformance::{Findings, StoreFixture as _};
+use oncebox_stores::sqlite::{SqliteStore, migrate};
+use sqlx::SqliteConnection;
+use tokio_util::sync::CancellationToken;
+
+use super::bodies::{Bodies, HANDLER, arriving, effect, tireless};
+use super::workshop::settled;
+use crate::bad_input::place::SmallDisk;
+use crate::conformance::sqlite::SqliteFixture;
+
+const OUTAGES: usize = 8;
+/// Messages per outage.
+const SHARE: i64 = 12;
+/// More than the whole disk.
+const TOO_MUCH: usize = 8 << 20;
+
+struct Writing {
+    fixture: Arc<SqliteFixture>,
+    bodies: Bodies,
+    /// Does not say that it was the disk.
+    is_sabotaged: bool,
+}
+
+impl Handler<SqliteConnection> for Writing {
+    type Message = Posted;
+
+    fn key(&self) -> HandlerKey {
+        HandlerKey::new(HANDLER)
+    }
+
+    async fn handle(
+        &self,
+        cx: &mut Context<'_, SqliteConnection>,
+        message: Posted,
+    ) -> Result<(), HandlerError> {
+        let _body = self.bodies.enter(&cx.envelope().id, cx.attempt());
+        let entry = effect(&cx.envelope().id, &message);
+        self.fixture.effect(cx.tx(), &entry).await?;
+        // For a disk to become full under it.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        // What does not fit into the cache is written at once, and not only by the commit.
+        sqlx::raw_sql("PRAGMA cache_size = 1").execute(&mut *cx.tx()).await?;
+        let filling = sqlx::query("INSERT INTO filling (bytes) VALUES (zeroblob(20000))");
+        match filling.execute(cx.tx()).await {
+            Err(error) if self.is_sabotaged => Err(HandlerError::retry(error.to_string())),
+            done => Ok(done.map(drop)?),
+        }
+    }
+}
+
+struct Report {
+    findings: Findings,
+    /// Deposits that were refused meanwhile.
+    refused: usize,
+    letters: usize,
+    highest_attempt: u32,
+}
+
+/// Delivers until the message is stored; tells how often it was refused.
+async fn store_one(inbox: &Inbox<SqliteStore>, message: &Posted) -> usize {
+    let envelope = arriving(&message.sequence.to_string(), message);
+    for refused in 0..2_000 {
+        match inbox.deliver(envelope.clone(), 1).await {
+            Verdict::Done => return refused,
+            Verdict::Retry { spent: false, after } => tokio::time::sleep(after).await,
+            other => panic!("a full disk is nobody's fault: {other:?}"),
+        }
+    }
+    panic!("{} was never stored", envelope.id);
+}
+
+async fn run(disk: &SmallDisk, is_sabotaged: bool) -> Report {
+    let store = SqliteStore::create(disk.file("app.db").to_str().unwrap()).await.unwrap();
+    migrate::up(&store).await.unwrap();
+    let tables = "CREATE TABLE filling (bytes BLOB); \
+                  CREATE TABLE ledger (number INTEGER PRIMARY KEY AUTOINCREMENT, handler TEXT NOT NULL, \
+                  id TEXT NOT NULL, account TEXT, sequence INTEGER NOT NULL, amount INTEGER NOT NULL)";
+    sqlx::raw_sql(tables).execute(store.pool()).await.unwrap();
+    let fixture = Arc::new(SqliteFixture { store: store.clone(), folder: disk.file("") });
+    let bodies = Bodies::default();
+    let writing = Writing { fixture: Arc::clone(&fixture), bodies: bodies.clone(), is_sabotaged };
+    let retry = RetryPolicy { max_attempts: Some(2), ..tireless() };
+    let inbox = Inbox::builder(store.clone(), DESTINATION).handler(writing).durable().retry(retry);
+    let inbox = inbox.build().unwrap();
+    let options = WorkOptions { poll: Duration::from_millis(20), ..WorkOptions::default() };
+    let stop = CancellationToken::new();
+    let working = tokio::spawn(Worker::new(&inbox, options).unwrap().run(stop.clone()));
+    let (mut dice, mut refused, mut expected) = (Dice::new(Dice::seed("F24")), 0, Vec::new());
+    for outage in 0..i64::try_from(OUTAGES).unwrap() {
+        let messages: Vec<Posted> =
+            (outage * SHARE..(outage + 1) * SHARE).map(|n| Posted::on(&format!("account-{n}"), n)).collect();
+        expected.extend(messages.iter().map(|message| effect(&message.sequence.to_string(), message)));
+        let (inbox, deposits) = (inbox.clone(), messages);
+        let storing = tokio::spawn(async move {
+            let mut refused = 0;
+            for message in &deposits {
+                refused += store_one(&inbox, message).await;
+            }
+            refused
+        });
+        tokio::time::sleep(Duration::from_millis(dice.below(40) as u64)).await;
+        std::fs::write(disk.file("ballast"), vec![0; TOO_MUCH]).unwrap_err();
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        std::fs::remove_file(disk.file("ballast")).unwrap();
+        refused += storing.await.unwrap();
+        // Room for the next ones, as somebody would make it.
+        sqlx::raw_sql("DELETE FROM filling").execute(store.pool()).await.ok();
+    }
+    let findings = settled(&*fixture, &expected).await;
+    stop.cancel();
+    assert!(working.await.unwrap());
+    let letters = store.letters(&LetterFilter::default(), 1000).await.unwrap().len();
+    println!("F24: {refused} deposits refused, {} bodies, {letters} letters, {findings}", bodies.total());
+    store.pool().close().await;
+    Report { findings, refused, letters, highest_attempt: bodies.highest_attempt() }
+}
+
+/// On a disk of its own, if there can be one.
+fn on_small_disk(case: &str, is_sabotaged: bool) -> Option<Report> {
+    let disk = SmallDisk::mount(case)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    Some(runtime.block_on(run(&disk, is_sabotaged)))
+}
+
+#[test]
+fn a_full_disk_costs_stored_messages_nothing() {
+    let Some(report) = on_small_disk("F24", false) else { return };
+
+    report.findings.assert_clean();
+    assert_eq!((report.letters, report.highest_attempt), (0, 1), "no attempt is spent");
+    assert!(report.refused > 0, "the disk was full");
+}
+
+#[test]
+fn sabotaged_a_handler_that_hides_the_full_disk_spends_attempts() {
+    let Some(report) = on_small_disk("F24 sabotaged", true) else { return };
+
+    assert!(report.highest_attempt > 1 || report.letters > 0, "{} attempts", report.highest_attempt);
+}
