@@ -234,4 +234,8 @@ impl<S: Retention> Retention for AilingStore<S> {
         self.meet(Call::Purge).await?;
         self.inner.purge(purge, limit, self.now(now)).await
     }
+
+    async fn hold_broom(&self, holder: &str, lease: Duration, now: Option<Timestamp>) -> Result<bool> {
+        self.inner.hold_broom(holder, lease, now).await
+    }
 }

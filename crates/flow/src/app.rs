@@ -305,6 +305,52 @@ mod tests {
         assert_eq!(refused.unwrap_err().kind(), Kind::Config);
     }
 
+    async fn book(tx: &mut MemoryTx, _: Ping) -> Result<(), HandlerError> {
+        tx.append("booked", String::new());
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_durable_channel_is_served_by_a_worker() {
+        let (store, stop) = (MemoryStore::new(), CancellationToken::new());
+        let app = app(&store).channel("pings", |inbox| inbox.durable().on::<Ping, _>("book", book));
+        let outbox = app.outbox();
+        let running = tokio::spawn(app.run_until(stop.clone()));
+        for _ in 0..20 {
+            let mut tx = store.begin().await.unwrap();
+            outbox.put(&mut tx, &Ping).await.unwrap();
+            store.commit(tx).await.unwrap();
+        }
+
+        while store.rows("booked").await.len() < 20 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        stop.cancel();
+        running.await.unwrap().unwrap();
+
+        assert_eq!(store.rows("booked").await.len(), 20);
+        let status = store.status().await.unwrap();
+        assert_eq!((status.handlers.len(), status.dead_letters), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_channel_that_must_be_durable_and_is_not_does_not_start_unless_that_is_meant() {
+        let strict = || app(&MemoryStore::new()).require_durable(Require::Fail);
+        let forgotten = strict().channel("pings", |inbox| inbox.on::<Ping, _>("done", done));
+        let meant = strict().channel("pings", |inbox| {
+            let handler = crate::inbox::on::<Ping, _>(oncebox_core::HandlerKey::new("done"), done);
+            inbox.handler_with(handler, crate::HandlerOptions::receiver)
+        });
+        let stopped = CancellationToken::new();
+        stopped.cancel();
+
+        let refused = forgotten.run_until(stopped.clone()).await.unwrap_err();
+
+        assert_eq!(refused.kind(), Kind::Config);
+        assert!(refused.to_string().contains("call `.durable()`"), "{refused}");
+        meant.run_until(stopped).await.unwrap();
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_stop_waits_for_running_handlers_as_long_as_chosen() {
         let store = MemoryStore::new();

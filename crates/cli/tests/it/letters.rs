@@ -93,7 +93,8 @@ fn a_dead_letter_of_the_inbox_tells_its_story_without_secrets() {
         let message = &letter["message"];
         assert_eq!(message["payload"]["customer"], "ann", "{message}");
         assert_eq!((&message["headers"]["region"], &message["key"]), (&"north".into(), &"ann".into()));
-        for line in ["2 later deliveries", "1. 20", "2. 20", "header region: north", "\"customer\": \"ann\""] {
+        for line in ["2 later deliveries", "1. 20", "2. 20", "header region: north", "\"customer\": \"ann\""]
+        {
             assert!(text.stdout.contains(line), "{line}: {}", text.stdout);
         }
         for run in [&all, &text, &list] {

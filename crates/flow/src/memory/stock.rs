@@ -313,7 +313,12 @@ impl<'a> View<'a> {
     pub(super) fn place(&self, lane: Option<&Lane>, number: Number) -> Stage {
         let Some(lane) = lane else { return Stage::Ready };
         let keeps_back = |(other, stage): &(Number, Stage)| {
-            *other < number || (*other > number && matches!(stage, Stage::Ready | Stage::Leased))
+            match stage {
+                Stage::Ready | Stage::Leased => *other != number,
+                // It waits itself, for something that keeps back both.
+                Stage::Behind => false,
+                _ => *other < number,
+            }
         };
         if self.lane(lane).iter().any(keeps_back) { Stage::Behind } else { Stage::Ready }
     }

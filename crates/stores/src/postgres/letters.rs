@@ -289,15 +289,23 @@ async fn adopt(
 
 /// The message that is stored under this identity.
 async fn find(store: &PostgresStore, tx: &mut PgConnection, incoming: &Incoming<'_>) -> Result<Number> {
-    sqlx::query_scalar(store.sql(include_str!("sql/message_find.sql")))
+    let found: (Number, bool) = sqlx::query_as(store.sql(include_str!("sql/message_find.sql")))
         .bind(incoming.scope)
         .bind(incoming.channel)
         .bind(&incoming.identity.tenant)
         .bind(&incoming.identity.source)
         .bind(&incoming.identity.id)
+        .bind(incoming.digest.as_bytes().as_slice())
         .fetch_one(tx)
         .await
-        .map_err(failed(CHANGE_FAILED))
+        .map_err(failed(CHANGE_FAILED))?;
+    match found {
+        (number, true) => Ok(number),
+        (_, false) => {
+            let text = format!("the inbox has another message with the id {:?}", incoming.envelope.id);
+            Err(Error::new(Kind::Conflict, text))
+        }
+    }
 }
 
 /// A handler's share that no deposit makes.

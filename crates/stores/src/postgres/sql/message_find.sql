@@ -1,3 +1,3 @@
-SELECT number
+SELECT number, digest = $6
 FROM oncebox.message
 WHERE scope = $1 AND channel = $2 AND tenant = $3 AND source = $4 AND id = $5
