@@ -22,7 +22,7 @@ use crate::error::{Error, Kind, Result};
 
 pub use headers::plain;
 pub use percent::{percent_decode, percent_encode};
-pub use structured::{from_json, to_json};
+pub use structured::{from_attributes, from_json, to_attributes, to_json};
 
 /// The media type of a structured event.
 pub const STRUCTURED: &str = "application/cloudevents+json; charset=utf-8";

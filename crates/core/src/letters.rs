@@ -34,7 +34,11 @@ impl FromStr for LetterId {
     fn from_str(text: &str) -> Result<Self> {
         let refused =
             || Error::new(Kind::Invalid, format!("{text:?} names no dead letter: they look like d42 or r17"));
-        let number = |digits: &str| digits.parse().map_err(|_not_a_number| refused());
+        let is_plain = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit());
+        let number = |digits: &str| match digits.parse() {
+            Ok(number) if is_plain(digits) => Ok(number),
+            _ => Err(refused()),
+        };
         match text.split_at_checked(1) {
             Some(("d", digits)) => Ok(Self::Delivery(number(digits)?)),
             Some(("r", digits)) => Ok(Self::Received(number(digits)?)),
@@ -156,7 +160,7 @@ mod tests {
         for id in [LetterId::Delivery(42), LetterId::Received(17)] {
             assert_eq!(id.to_string().parse::<LetterId>().ok(), Some(id));
         }
-        for text in ["", "d", "42", "x1", "d4x", "é1"] {
+        for text in ["", "d", "42", "x1", "d4x", "d-5", "d+5", "é1"] {
             assert_eq!(text.parse::<LetterId>().unwrap_err().kind(), Kind::Invalid, "{text}");
         }
     }

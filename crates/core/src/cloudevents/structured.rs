@@ -11,7 +11,24 @@ use serde_json::{Map, Value};
 
 use super::{Parts, attributes, base64, corrupt, headers};
 use crate::envelope::Envelope;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
+
+/// The envelope as a CloudEvents JSON object without its payload, for stores
+/// that keep that in a column of its own.
+#[must_use]
+pub fn to_attributes(envelope: &Envelope) -> Value {
+    Value::Object(attributes_of(envelope))
+}
+
+/// The envelope again, from what [`to_attributes`] said of it and its payload.
+///
+/// # Errors
+/// [`Kind::Corrupt`] if the text is not such an object.
+pub fn from_attributes(attributes: &str, payload: Vec<u8>) -> Result<Envelope> {
+    let event: Value = serde_json::from_str(attributes)
+        .map_err(|error| Error::new(Kind::Corrupt, "a stored message is not JSON").because(error))?;
+    Ok(Envelope { payload, ..from_json(&event)? })
+}
 
 /// The envelope as a CloudEvents JSON object. A JSON payload is embedded as
 /// `data`, anything else as `data_base64`. The value is for looking at: only

@@ -472,3 +472,27 @@ fn a_mode_is_read_as_it_is_written_and_debug_hides_what_travels() {
     let secret = Envelope { id: "SECRET".into(), payload: b"SECRET".to_vec(), ..Envelope::default() };
     assert!(!format!("{:?}", encode(&secret, Mode::Binary)).contains("SECRET"));
 }
+
+#[test]
+fn a_stored_message_comes_back_as_it_was() {
+    let mut whole = Envelope {
+        id: "a\0b".into(),
+        source: "s".into(),
+        kind: "k".into(),
+        schema_version: 7,
+        tenant: "t".into(),
+        key: Some("key".into()),
+        destination: "d".into(),
+        content_type: "application/json".into(),
+        time: Some(Timestamp::from_micros(1_700_000_000_123_456)),
+        payload: b" {\"x\" : 1} ".to_vec(),
+        ..Envelope::default()
+    };
+    whole.headers.insert("Ünusual\0".into(), "\"v\"\n".into());
+
+    let text = to_attributes(&whole).to_string();
+
+    assert!(!text.contains('\0'), "{text}");
+    assert_eq!(from_attributes(&text, whole.payload.clone()).unwrap(), whole);
+    assert_eq!(from_attributes("[", Vec::new()).unwrap_err().kind(), Kind::Corrupt);
+}

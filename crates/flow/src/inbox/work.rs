@@ -56,7 +56,7 @@ pub struct WorkOptions {
     /// Deliveries run at once. Default 4.
     pub concurrency: usize,
     /// Deliveries leased beyond those that run, so that leasing costs one
-    /// commit for many. Default 16.
+    /// commit for many. Four times the concurrency is a good start. Default 32.
     pub prefetch: usize,
     /// Deliveries per commit. With more than one, a seat runs several in one
     /// transaction, each behind a savepoint of its own: several times as fast
@@ -80,7 +80,7 @@ impl Default for WorkOptions {
     fn default() -> Self {
         Self {
             concurrency: 4,
-            prefetch: 16,
+            prefetch: 32,
             batch: 1,
             lease: Duration::from_secs(60),
             poll: Duration::from_secs(1),
@@ -165,7 +165,7 @@ impl<S: Mailbox + Depot> Worker<S> {
             keys.extend(handler.options().legacy.iter().map(|key| key.as_str()));
             floor::Rule::of(keys, handler.options())
         });
-        let floor = Arc::new(Floor::new(rules.collect(), options.capacity()));
+        let floor = Arc::new(Floor::new(rules.collect(), options.concurrency, options.capacity()));
         let desk = Arc::new(Desk::new(inner, durable, floor, options.lease));
         Ok(Self { desk, options, holder: chance::holder() })
     }

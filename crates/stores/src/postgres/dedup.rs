@@ -1,11 +1,11 @@
 //! The inbox's memory: markers, replies and dead letters.
 
+use oncebox_core::cloudevents;
 use oncebox_core::store::{Burial, Mark, Marked};
 use oncebox_core::{Dedup, Envelope, Error, Kind, Result, Timestamp};
 use serde_json::Value;
 use sqlx::PgConnection;
 
-use super::content;
 use super::error::failed;
 use super::row::{Time, clock, count, span, storable};
 use super::store::PostgresStore;
@@ -112,7 +112,7 @@ impl Dedup for PostgresStore {
 
 /// What is kept of a message, in a column that cannot hold everything.
 fn attributes(envelope: &Envelope) -> Value {
-    clean(content::attributes(envelope))
+    clean(cloudevents::to_attributes(envelope))
 }
 
 /// `jsonb` cannot hold U+0000 either, and a message from elsewhere may carry it anywhere.

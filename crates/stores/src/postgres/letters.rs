@@ -14,7 +14,6 @@ use serde_json::Value;
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, Row as _};
 
-use super::content;
 use super::depot::deposit::{self, Incoming};
 use super::depot::lane::{self, Lane};
 use super::error::failed;
@@ -149,7 +148,7 @@ fn dead_letter(columns: &PgRow, kind: fn(Number) -> LetterId) -> Result<DeadLett
 
 /// A message that cannot be read is shown as far as it goes: that may be why it is dead.
 fn envelope(attributes: &str, payload: Vec<u8>) -> Envelope {
-    content::envelope(attributes, payload.clone())
+    cloudevents::from_attributes(attributes, payload.clone())
         .unwrap_or_else(|_| cloudevents::bare(Parts { body: payload, ..Parts::default() }))
 }
 

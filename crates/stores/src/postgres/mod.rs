@@ -4,11 +4,11 @@
 //! `holes.rs` is where late commits are waited for without ever skipping one.
 //! Every statement is a file of its own in `sql/`.
 
-mod content;
 mod dedup;
 mod depot;
 mod error;
 mod holes;
+mod identity;
 mod inspect;
 mod letters;
 mod mailbox;

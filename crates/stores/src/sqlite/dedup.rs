@@ -1,12 +1,13 @@
 //! The inbox's memory: markers, replies, dead letters.
 
+use oncebox_core::cloudevents;
 use oncebox_core::store::{Burial, Dedup, Mark, Marked};
 use oncebox_core::timestamp::micros;
 use oncebox_core::{Error, Kind, Result, Timestamp};
 use sqlx::sqlite::SqliteConnection;
 
+use super::SqliteStore;
 use super::error::failed;
-use super::{SqliteStore, content};
 
 const MARK: &str = "cannot write a marker";
 
@@ -104,7 +105,7 @@ impl Dedup for SqliteStore {
             .bind(burial.code)
             .bind(burial.reason)
             .bind(i64::from(burial.attempts))
-            .bind(content::attributes(envelope))
+            .bind(cloudevents::to_attributes(envelope).to_string())
             .bind(envelope.payload.as_slice())
             .bind(now.map(Timestamp::micros))
             .execute(self.pool())

@@ -12,10 +12,10 @@ use serde_json::Value;
 use sqlx::Row as _;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::content::{self, Identity};
 use super::depot::deposit::{Share, add_delivery, add_message, add_share, find_message};
 use super::depot::lane::{self, Left};
 use super::error::failed;
+use super::identity::Identity;
 use super::row::count;
 use super::{SqliteStore, relay};
 
@@ -157,7 +157,7 @@ fn dead_letter(row: &SqliteRow, kind: fn(Number) -> LetterId) -> sqlx::Result<De
 
 /// A message that cannot be read is shown as far as it goes: that may be why it is dead.
 fn envelope(attributes: &str, payload: Vec<u8>) -> Envelope {
-    content::envelope(attributes, payload.clone())
+    cloudevents::from_attributes(attributes, payload.clone())
         .unwrap_or_else(|_| cloudevents::bare(Parts { body: payload, ..Parts::default() }))
 }
 

@@ -4,10 +4,10 @@
 //! with it (`BEGIN IMMEDIATE`), so a duplicate waits at its start, positions
 //! follow commit order, and a log without gaps is read without any bookkeeping.
 
-mod content;
 mod dedup;
 mod depot;
 mod error;
+mod identity;
 mod inspect;
 mod letters;
 mod mailbox;

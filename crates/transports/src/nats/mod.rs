@@ -141,7 +141,9 @@ impl Nats {
     /// back, so that others get it at once. Bounded: a server that does not answer
     /// is left after a few seconds, and its own timeout gives back what it holds.
     ///
-    /// What is still being handled is answered after this, over the same connection.
+    /// What is still being handled is answered after this, over the same
+    /// connection. Drop the feeds first: what one of them holds ready counts
+    /// as handed out.
     pub async fn drain(&self) {
         self.close();
         self.inner.feeds.close();

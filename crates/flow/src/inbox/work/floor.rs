@@ -75,6 +75,7 @@ pub(super) enum Health {
 pub(super) struct Floor {
     state: Mutex<State>,
     capacity: usize,
+    seats: usize,
     began: Instant,
     /// Something waits for a seat, or the floor is closed.
     arrived: Notify,
@@ -83,7 +84,7 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    pub(super) fn new(rules: Vec<Rule>, capacity: usize) -> Self {
+    pub(super) fn new(rules: Vec<Rule>, seats: usize, capacity: usize) -> Self {
         let loads = rules.into_iter().map(|rule| Load {
             keys: rule.keys,
             concurrency: rule.concurrency,
@@ -94,6 +95,7 @@ impl Floor {
         Self {
             state: Mutex::new(State { loads: loads.collect(), ..State::default() }),
             capacity,
+            seats,
             began: Instant::now(),
             arrived: Notify::new(),
             left: Notify::new(),
@@ -125,10 +127,12 @@ impl Floor {
         wants.filter(|(_, free)| *free > 0).collect()
     }
 
-    /// Whether it is time to take more: not before half of the floor is free,
-    /// so that taking is worth its commit.
+    /// Whether it is time to take more: not before half of what may wait is
+    /// gone, so that taking is worth its commit, and not much later, so that
+    /// no seat finds nothing: the first delivery of an idle seat costs a commit
+    /// to be counted.
     pub(super) fn wants_more(&self) -> bool {
-        self.room().held <= self.capacity / 2 && !self.wants().is_empty()
+        self.state().waiting.len() <= self.capacity.saturating_sub(self.seats) / 2 && !self.wants().is_empty()
     }
 
     /// Puts deliveries on the floor; answers with those it has no room for.

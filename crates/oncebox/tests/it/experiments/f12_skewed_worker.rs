@@ -27,7 +27,7 @@ const fn orders(role: Role) -> Orders {
         role,
         lease: Duration::from_secs(2),
         // Long enough for others to find it held.
-        pause: Duration::from_millis(1_500),
+        pause: Duration::from_secs(3),
         timeout: Duration::from_secs(10),
         attempts: None,
         // What is held is run, so that whoever takes it runs it once more.
@@ -76,14 +76,21 @@ async fn run(fixture: &Arc<PostgresFixture>, role: Role) -> Option<Report> {
         return None;
     }
     let (shop, inbox, skew) = (Workshop::open(&**fixture), inbox(fixture), Skew::new());
-    let around = [Surroundings::Ordinary, Surroundings::Ordinary, Surroundings::Skewed(skew.0.clone())];
-    let children: Vec<Killed> = around.iter().map(|around| shop.start(orders(role), around)).collect();
-    let jumping = tokio::spawn(Skew::jump(skew.0.clone()));
+    let start = |around: &Surroundings| shop.start(orders(role), around);
+    let mut children: Vec<Killed> = (0..2).map(|_| start(&Surroundings::Ordinary)).collect();
     let messages: Vec<Posted> = (0..MESSAGES).map(|n| Posted::on(&format!("account-{n}"), n)).collect();
+    // When the third comes, the others have all hands full.
+    let (first, others) = messages.split_at(8);
+    deposit(&inbox, first).await;
+    while shop.diary().len() < first.len() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    children.push(start(&Surroundings::Skewed(skew.0.clone())));
+    let jumping = tokio::spawn(Skew::jump(skew.0.clone()));
     // Little by little, so that somebody has always nothing to do and looks around.
-    for some in messages.chunks(3) {
-        deposit(&inbox, some).await;
+    for some in others.chunks(3) {
         tokio::time::sleep(Duration::from_millis(500)).await;
+        deposit(&inbox, some).await;
     }
     let expected: Vec<_> = messages.iter().map(|message| operation(HANDLER, message)).collect();
     let findings = settled(&**fixture, &expected).await;

@@ -155,7 +155,8 @@ fn sabotaged_renewals_that_wait_for_the_pool_lose_leases() {
 
         let finished = seats.join_all().await;
 
-        (renewing.abort(), robbing.abort());
+        renewing.abort();
+        robbing.abort();
         let lost = finished.iter().filter(|is_finished| !**is_finished).count();
         println!("F25 sabotaged: {lost} leases lost");
         assert!(lost > 0);

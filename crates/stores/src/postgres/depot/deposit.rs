@@ -1,13 +1,14 @@
 //! Storing messages and their handlers' shares of them, in few statements
 //! however many there are.
 
+use oncebox_core::cloudevents;
 use oncebox_core::depot::{Assigned, Assignment, Deposit, Deposited, Number, Stored, StoredPage};
 use oncebox_core::digest::bounded_key;
 use oncebox_core::{Digest, Envelope, Error, Kind, Result, Timestamp};
 use sqlx::{PgConnection, Row as _};
 
-use super::super::content::{self, Identity};
 use super::super::error::failed;
+use super::super::identity::Identity;
 use super::super::row::{Time, clock, limit, span, storable};
 use super::super::store::PostgresStore;
 use super::lane::{self, Lane};
@@ -124,7 +125,7 @@ pub(in super::super) async fn insert(
         .bind(each(incoming, |it| it.identity.id.as_str()))
         .bind(each(incoming, |it| storable(&it.envelope.kind)))
         .bind(each(incoming, |it| it.digest.as_bytes().as_slice()))
-        .bind(each(incoming, |it| content::attributes(it.envelope).to_string()))
+        .bind(each(incoming, |it| cloudevents::to_attributes(it.envelope).to_string()))
         .bind(each(incoming, |it| it.envelope.payload.as_slice()))
         .bind(clock(now))
         .fetch_all(tx)
@@ -275,7 +276,7 @@ pub(super) async fn stored(store: &PostgresStore, page: &StoredPage<'_>) -> Resu
             .await
             .map_err(failed(READ_FAILED))?;
     let stored = |(number, attributes, payload): (Number, String, Vec<u8>)| {
-        Ok(Stored { number, envelope: content::envelope(&attributes, payload)? })
+        Ok(Stored { number, envelope: cloudevents::from_attributes(&attributes, payload)? })
     };
     rows.into_iter().map(stored).collect()
 }
@@ -301,7 +302,7 @@ pub(super) async fn assign(
         scope: &scope,
         tenant: &tenant,
         digest: Digest::of(&payload),
-        time: content::envelope(&attributes, Vec::new())?.time,
+        time: cloudevents::from_attributes(&attributes, Vec::new())?.time,
         lane: assignment.lane.map(bounded_key),
         assignment,
     };

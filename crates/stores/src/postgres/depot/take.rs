@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use oncebox_core::cloudevents;
 use oncebox_core::depot::{Fate, TakeRequest, Taken, Ticket, Want};
 use oncebox_core::handler::MessageKey;
 use oncebox_core::{Digest, Error, Result, Store, Timestamp};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::content;
 use super::super::error::failed;
 use super::super::row::{Time, clock, limit, span};
 use super::super::store::PostgresStore;
@@ -60,7 +60,7 @@ fn taken(columns: &PgRow) -> Result<Result<Taken, (Ticket, Error)>, sqlx::Error>
     let ticket = Ticket { number: columns.try_get(0)?, fence: columns.try_get(1)? };
     let payload: Vec<u8> = columns.try_get(13)?;
     let digest = Digest::of(&payload);
-    let envelope = match content::envelope(columns.try_get(12)?, payload) {
+    let envelope = match cloudevents::from_attributes(columns.try_get(12)?, payload) {
         Ok(envelope) => envelope,
         Err(error) => return Ok(Err((ticket, error))),
     };

@@ -1,5 +1,6 @@
 //! How messages and their deliveries get into the durable inbox.
 
+use oncebox_core::cloudevents;
 use oncebox_core::depot::{
     Assigned, Assignment, Deposit, Deposited, Number, Stored, StoredPage, reason_text,
 };
@@ -7,8 +8,8 @@ use oncebox_core::handler::MessageKey;
 use oncebox_core::{Digest, Envelope, Error, Kind, Result, Timestamp};
 use sqlx::sqlite::SqliteConnection;
 
-use super::super::content::{self, Identity};
 use super::super::error::failed;
+use super::super::identity::Identity;
 use super::super::row::count;
 use super::super::{SqliteStore, relay};
 
@@ -85,7 +86,7 @@ pub(super) async fn assign(
     let Some((scope, attributes, payload)) = found else {
         return Err(Error::new(Kind::Invalid, format!("there is no stored message {message}")));
     };
-    let envelope = content::envelope(&attributes, payload)?;
+    let envelope = cloudevents::from_attributes(&attributes, payload)?;
     let digest = envelope.digest();
     let share = share((&scope, message, &envelope), digest, assignment, now);
     add_share(store, tx, &share, now).await
@@ -105,7 +106,7 @@ pub(super) async fn stored(store: &SqliteStore, page: &StoredPage<'_>) -> Result
             .map_err(failed(READ))?;
     rows.into_iter()
         .map(|(number, attributes, payload)| {
-            Ok(Stored { number, envelope: content::envelope(&attributes, payload)? })
+            Ok(Stored { number, envelope: cloudevents::from_attributes(&attributes, payload)? })
         })
         .collect()
 }
@@ -195,7 +196,7 @@ pub(in super::super) async fn add_message(
         .bind(envelope.kind.as_str())
         .bind(digest.as_bytes().as_slice())
         .bind(now.micros())
-        .bind(content::attributes(envelope))
+        .bind(cloudevents::to_attributes(envelope).to_string())
         .bind(envelope.payload.as_slice())
         .fetch_optional(tx)
         .await

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use oncebox_core::cloudevents;
 use oncebox_core::depot::{Number, TakeRequest, Taken, Ticket, Want};
 use oncebox_core::handler::MessageKey;
 use oncebox_core::{Result, Store, Timestamp};
@@ -12,7 +13,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::super::error::failed;
 use super::super::row::count;
-use super::super::{SqliteStore, content, relay};
+use super::super::{SqliteStore, relay};
 use super::{good, text};
 
 const TAKE: &str = "cannot take deliveries";
@@ -123,7 +124,7 @@ fn choose(due: Vec<(Number, String)>, mut limits: BTreeMap<&str, usize>, limit: 
 fn taken(row: &SqliteRow) -> Result<Taken> {
     let texts = || -> sqlx::Result<(String, Vec<u8>)> { Ok((row.try_get(12)?, row.try_get(13)?)) };
     let (attributes, payload) = texts().map_err(failed(TAKE))?;
-    let envelope = content::envelope(&attributes, payload)?;
+    let envelope = cloudevents::from_attributes(&attributes, payload)?;
     let taken = || -> sqlx::Result<Taken> {
         let (attempts, started): (u32, bool) = (row.try_get(7)?, row.try_get(10)?);
         Ok(Taken {

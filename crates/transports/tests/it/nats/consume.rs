@@ -206,6 +206,7 @@ async fn a_drain_has_given_everything_back_when_it_returns() {
     assert!(transport.publish(&batch).await.iter().all(Result::is_ok));
     let first = next(&mut feed).await;
     first.ack.ack().await.unwrap();
+    drop(feed);
 
     transport.drain().await;
 
