@@ -43,6 +43,10 @@ const ERROR_PAUSE: Duration = Duration::from_millis(500);
 const ANNOUNCE: Duration = Duration::from_secs(30);
 /// How often suspects are looked for, at most.
 const LOOK_FOR_SUSPECTS: Duration = Duration::from_secs(5);
+/// The same while long runs leave no room for them.
+const SELDOM: Duration = Duration::from_secs(60);
+/// How long a worker takes nothing else to make room for a suspect.
+const MAKE_ROOM: Duration = Duration::from_secs(2);
 /// Suspects run in a row before others get their turn.
 const SUSPECTS_IN_A_ROW: usize = 10;
 /// Orphans parked at once.
@@ -212,14 +216,18 @@ impl<S: Mailbox + Depot> Worker<S> {
         let mut listener = self.desk.inner.stored.listen();
         let mut pause = SHORTEST_PAUSE;
         let (mut announced, mut looked) = (None::<Instant>, None::<Instant>);
+        let often = LOOK_FOR_SUSPECTS.min(self.options.lease / 2);
+        let mut interval = often;
         while !stop.is_cancelled() {
             if announced.is_none_or(|at| at.elapsed() >= ANNOUNCE) {
                 announced = Some(Instant::now());
                 self.announce().await;
             }
-            if looked.is_none_or(|at| at.elapsed() >= LOOK_FOR_SUSPECTS.min(self.options.lease / 2)) {
+            if looked.is_none_or(|at| at.elapsed() >= interval) {
+                let had_room = self.run_suspects(stop).await;
                 looked = Some(Instant::now());
-                self.run_suspects(stop).await;
+                // Somebody else may have room; this worker does not stand still for it.
+                interval = if had_room { often } else { (interval * 2).min(SELDOM) };
             }
             if !self.desk.floor.wants_more() {
                 let freed = timeout(self.options.poll, self.desk.floor.freed());
@@ -291,26 +299,31 @@ impl<S: Mailbox + Depot> Worker<S> {
     }
 
     /// Deliveries whose last run may have killed its process are run with
-    /// nobody beside them.
-    async fn run_suspects(&self, stop: &CancellationToken) {
+    /// nobody beside them. False if others did not make room in time.
+    async fn run_suspects(&self, stop: &CancellationToken) -> bool {
         let (inner, floor) = (&self.desk.inner, &self.desk.floor);
         let keys = floor.keys();
         let wants: Vec<Want<'_>> = keys.iter().map(|handler| Want { handler, limit: 1 }).collect();
         for _ in 0..SUSPECTS_IN_A_ROW {
             let has_suspects = inner.store.has_suspects(&inner.scope, &wants, inner.clock.now()).await;
             if stop.is_cancelled() || !has_suspects.unwrap_or(false) {
-                return;
+                return true;
             }
-            if stop.run_until_cancelled(floor.cleared()).await.is_none() {
-                return;
+            let cleared = floor.cleared(MAKE_ROOM, |handler| self.desk.longest(handler));
+            match stop.run_until_cancelled(cleared).await {
+                Some(true) => {}
+                Some(false) => return false,
+                None => return true,
             }
             if !matches!(self.take(true, 1).await, Ok(1)) {
-                return;
+                return true;
             }
-            if stop.run_until_cancelled(floor.cleared()).await.is_none() {
-                return;
+            let over = floor.cleared(Duration::MAX, |handler| self.desk.longest(handler));
+            if stop.run_until_cancelled(over).await.is_none() {
+                return true;
             }
         }
+        true
     }
 
     /// Runs one delivery that is due, to the end, in this task: for tests and

@@ -142,7 +142,7 @@ impl<S: Mailbox + Depot> Desk<S> {
 
     /// A run that is this old does not listen to its timeout: its lease is
     /// left to run out, so that the attempt is known to have failed.
-    fn longest(&self, handler: usize) -> Duration {
+    pub(super) fn longest(&self, handler: usize) -> Duration {
         self.handlers.get(handler).map_or(self.lease, |handler| self.timeout(handler.as_ref())) + self.lease
     }
 

@@ -248,12 +248,18 @@ impl Floor {
         self.left.notified().await;
     }
 
-    /// Resolves when nothing is held.
-    pub(super) async fn cleared(&self) {
-        while !self.state().held.is_empty() {
+    /// Waits until nothing is held; false if that takes longer than `patience`.
+    /// A run that has outlived all bounds does not count: it will never end.
+    pub(super) async fn cleared(&self, patience: Duration, longest: impl Fn(usize) -> Duration) -> bool {
+        let began = Instant::now();
+        while !self.renewable(&longest).is_empty() {
+            if began.elapsed() > patience {
+                return false;
+            }
             // A hint may have been taken by somebody else's wait.
             tokio::time::timeout(Duration::from_millis(20), self.left.notified()).await.ok();
         }
+        true
     }
 
     /// Lets nothing more begin; answers with what had not begun.
