@@ -128,6 +128,7 @@ macro_rules! depot_suite_lanes {
                 a_duplicate_frees_its_lane
                 what_is_born_dead_waits_in_its_lane_and_blocks_it
                 a_replayed_delivery_does_not_run_beside_its_lane
+                one_that_dies_keeps_back_only_those_after_it
                 a_finished_head_does_not_let_others_past_a_dead_one
                 a_discarded_letter_frees_nobody_while_one_of_its_lane_runs
                 deposits_racing_finishes_leave_nobody_stuck_and_no_two_heads
@@ -146,10 +147,12 @@ macro_rules! depot_suite_lanes {
         mod orphans {
             $crate::cases!(on_store, $fixture, depot::orphans, [
                 what_nobody_can_run_is_parked_until_somebody_can
+                what_is_parked_is_not_replayed
                 an_announced_handler_keeps_what_waits_for_it
                 only_what_has_been_ready_for_long_is_parked
                 a_parked_head_keeps_its_lane_in_order
                 what_was_parked_comes_back_behind_an_earlier_one_of_its_lane
+                a_parked_one_keeps_back_only_those_after_it
                 scopes_are_parked_and_announced_apart
             ]);
         }

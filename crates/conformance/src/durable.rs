@@ -35,6 +35,7 @@ macro_rules! durable_suite {
                 a_deposit_that_is_not_acknowledged_is_stored_once
                 a_worker_whose_lease_was_taken_cannot_commit
                 a_message_that_kills_its_worker_is_buried_and_takes_nobody_along
+                a_suspect_that_finds_no_room_holds_up_nobody
             ]);
         }
         mod effects {

@@ -164,6 +164,23 @@ pub async fn a_replayed_delivery_does_not_run_beside_its_lane<F: DepotFixture>(f
     assert_eq!(taken(&store, 3).await, ["c"]);
 }
 
+pub async fn one_that_dies_keeps_back_only_those_after_it<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    queue(&store, "k", &["a", "b", "c"], 0).await;
+    let a = take_one(&store, 0).await;
+    done(&store, &a, 0).await;
+    let b = take_one(&store, 0).await;
+    assert!(store.replay_delivery(a.ticket.number, at(1)).await.unwrap());
+    let dead = Fate::Dead { spent: true, code: "c", reason: "r", frees_lane: false };
+
+    store.conclude(b.ticket, &dead, None, at(2)).await.unwrap();
+
+    let again = take_one(&store, 2).await;
+    assert_eq!((again.envelope.id.as_str(), again.generation), ("a", 1));
+    finish(&store, &oncebox_core::depot::Finish { mark: None, ..finishing(&again) }, 3).await.unwrap();
+    assert!(taken(&store, 3).await.is_empty(), "c is after the dead one");
+}
+
 /// Deposits a message that is born dead, and tells which dead letter it is.
 async fn refused<F: DepotFixture>(fixture: &F, id: &str) -> LetterId {
     let (store, envelope) = (fixture.store(), plain(id));

@@ -29,6 +29,19 @@ pub async fn what_nobody_can_run_is_parked_until_somebody_can<F: DepotFixture>(f
     assert_eq!(taken(&store, 3701).await, ["1", "2"]);
 }
 
+pub async fn what_is_parked_is_not_replayed<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1"], 0).await;
+    let held = take_one(&store, 0).await;
+    store.give_back(&[held.ticket], at(0)).await.unwrap();
+    assert_eq!(store.park_orphans(HOUR, 10, at(4000)).await.unwrap(), 1);
+
+    assert!(!store.replay_delivery(held.ticket.number, at(4001)).await.unwrap());
+
+    assert_eq!(counts(&store).await.parked, 1);
+    assert!(taken(&store, 4001).await.is_empty());
+}
+
 pub async fn an_announced_handler_keeps_what_waits_for_it<F: DepotFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     give(&store, &["1"], 0).await;
@@ -94,6 +107,19 @@ pub async fn what_was_parked_comes_back_behind_an_earlier_one_of_its_lane<F: Dep
     let once_more = oncebox_core::depot::Finish { mark: None, ..super::steps::finishing(&again) };
     super::steps::finish(&store, &once_more, 4003).await.unwrap();
     assert_eq!(taken(&store, 4003).await, ["b"]);
+}
+
+pub async fn a_parked_one_keeps_back_only_those_after_it<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    queue(&store, "k", &["a", "b", "c"], 0).await;
+    let a = take_one(&store, 0).await;
+    done(&store, &a, 0).await;
+    assert!(store.replay_delivery(a.ticket.number, at(0)).await.unwrap());
+    assert_eq!(counts(&store).await.behind, 2);
+
+    assert_eq!(store.park_orphans(HOUR, 10, at(4000)).await.unwrap(), 1);
+
+    assert_eq!(taken(&store, 4000).await, ["a"]);
 }
 
 pub async fn scopes_are_parked_and_announced_apart<F: DepotFixture>(fixture: Arc<F>) {

@@ -7,12 +7,15 @@ mod side;
 
 use std::sync::Arc;
 
+use oncebox_core::inspect::Inspect;
+use oncebox_core::{Depot, Letters, Retention, Timestamp};
 use oncebox_flow::memory::MemoryStore;
 
 use crate::depot::DepotFixture;
 use crate::dice::Dice;
 use crate::run;
 use choice::Chooser;
+use operation::Operation;
 use side::Side;
 
 /// Runs `sequences` of `operations` each; the seed is printed with a
@@ -31,7 +34,8 @@ async fn one<F: DepotFixture>(fixture: Arc<F>, seed: u64, operations: usize) {
     for _ in 0..operations {
         let operation = chooser.next(&oracle);
         let now = chooser.now();
-        let (expected, found) = (oracle.apply(&operation, now).await, subject.apply(&operation, now).await);
+        let (expected, found) =
+            (told(&mut oracle, &operation, now).await, told(&mut subject, &operation, now).await);
         history.push(format!("{operation:?} -> {expected}"));
         assert_eq!(
             found,
@@ -41,4 +45,14 @@ async fn one<F: DepotFixture>(fixture: Arc<F>, seed: u64, operations: usize) {
             history.join("\n")
         );
     }
+}
+
+/// The answer, and how many deliveries are in which state after it.
+async fn told<S: Depot + Letters + Inspect + Retention>(
+    side: &mut Side<S>,
+    operation: &Operation,
+    now: Timestamp,
+) -> String {
+    let answer = side.apply(operation, now).await;
+    format!("{answer}; {}", side.apply(&Operation::Status, now).await)
 }

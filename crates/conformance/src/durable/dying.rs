@@ -2,18 +2,23 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncebox_core::Verdict;
-use oncebox_core::depot::Depot;
+use oncebox_core::depot::{Depot, TakeRequest, Want};
 use oncebox_core::letters::Letters;
 use oncebox_flow::crash::Reaction;
+use oncebox_flow::inbox::Effects;
 use oncebox_flow::{CrashPoint, Probe, WorkOptions, Worker};
+use tokio_util::sync::CancellationToken;
 
 use super::scene::{Bench, LEASE, is_done, options, patient};
 use crate::fixture::StoreFixture;
 use crate::path::scene::{HANDLER, arrived};
 use crate::sample::Posted;
+
+/// Longer than a worker makes room for a suspect, shorter than a run may last.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Dies at the point, the first few times it is reached.
 fn dies_at(point: CrashPoint, times: usize) -> (Probe, Arc<AtomicUsize>) {
@@ -93,8 +98,8 @@ where
         async move {
             if point == CrashPoint::D3 && counted.fetch_add(1, Ordering::SeqCst) == 0 {
                 clock.advance(LEASE + Duration::from_secs(1));
-                let wants = [oncebox_core::depot::Want { handler: HANDLER, limit: 1 }];
-                let request = oncebox_core::depot::TakeRequest {
+                let wants = [Want { handler: HANDLER, limit: 1 }];
+                let request = TakeRequest {
                     scope: "",
                     holder: "thief",
                     lease: LEASE,
@@ -163,4 +168,49 @@ pub async fn a_message_that_kills_its_worker_is_buried_and_takes_nobody_along<F:
     let letters = bench.letters().await;
     assert_eq!((letters.len(), letters[0].code.as_str(), letters[0].attempts), (1, "process_death", 3));
     assert_eq!(is_poisoned.load(Ordering::SeqCst), 3, "{} runs in all", runs.load(Ordering::SeqCst));
+}
+
+pub async fn a_suspect_that_finds_no_room_holds_up_nobody<F: StoreFixture>(fixture: Arc<F>)
+where
+    F::Store: Depot + Letters,
+{
+    let bench = Bench::new(&fixture);
+    let lease = Duration::from_millis(400);
+    let (started, mut has_started) = tokio::sync::mpsc::unbounded_channel();
+    let endless = move |_effects: Effects, _message: Posted| {
+        started.send(()).unwrap();
+        std::future::pending()
+    };
+    let inbox = bench.inbox().outside("endless", endless).handler(bench.booker(HANDLER)).build().unwrap();
+    // Somebody else runs a delivery, and dies.
+    bench.deliver(&inbox, [1]).await;
+    let wants = [Want { handler: HANDLER, limit: 1 }];
+    let holder = "somebody";
+    let request =
+        TakeRequest { scope: "", holder, lease, limit: 1, seats: 1, wants: &wants, suspects: false };
+    assert_eq!(bench.store.take(&request, bench.clock.now()).await.unwrap().len(), 1);
+    let drain = Duration::from_millis(50);
+    let worker = Worker::new(&inbox, WorkOptions { lease, drain, ..options() }).unwrap();
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(worker.run(stop.clone()));
+    has_started.recv().await.unwrap();
+    bench.clock.advance(2 * lease);
+
+    // Long enough for the worker to have looked for suspects a few times.
+    let plain = bench.inbox().handler(bench.booker(HANDLER)).build().unwrap();
+    let began = Instant::now();
+    let mut sequence = 1;
+    while began.elapsed() < 4 * lease {
+        sequence += 1;
+        bench.deliver(&plain, [sequence]).await;
+        let arrived = async {
+            while bench.effects_of(HANDLER).await.last() != Some(&sequence) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, arrived).await.expect("others are run");
+    }
+    stop.cancel();
+
+    assert!(!running.await.unwrap(), "the endless one did not end");
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use oncebox_core::depot::Depot;
-use oncebox_core::letters::{LetterId, Letters, Requeued};
+use oncebox_core::letters::{DeadLetter, LetterId, Letters, Requeued};
 use oncebox_core::{Envelope, HandlerError, Message as _};
 use oncebox_flow::Inbox;
 
@@ -31,17 +31,26 @@ where
     (bench.inbox().handler(booker).build().unwrap(), is_well)
 }
 
+/// A message that the moody handler has given up.
+async fn buried<F: StoreFixture>(bench: &Bench<F>) -> (Inbox<F::Store>, Arc<AtomicBool>, DeadLetter)
+where
+    F::Store: Depot + Letters,
+{
+    let (inbox, is_well) = moody(bench);
+    bench.deliver(&inbox, [1]).await;
+    bench.exhaust(&bench.worker(&inbox)).await;
+    let letter = bench.letters().await.remove(0);
+    (inbox, is_well, letter)
+}
+
 pub async fn a_dead_letter_tells_its_story_and_runs_again_when_requeued<F: StoreFixture>(fixture: Arc<F>)
 where
     F::Store: Depot + Letters,
 {
     let bench = Bench::new(&fixture);
-    let (inbox, is_well) = moody(&bench);
-    bench.deliver(&inbox, [1]).await;
+    let (inbox, is_well, DeadLetter { id, .. }) = buried(&bench).await;
     let worker = bench.worker(&inbox);
-    bench.exhaust(&worker).await;
 
-    let id = bench.letters().await[0].id;
     let letter = bench.store.letter(id).await.unwrap().unwrap();
     let story: Vec<(u32, &str)> =
         letter.history.iter().map(|attempt| (attempt.attempt, attempt.reason.as_str())).collect();
@@ -65,11 +74,8 @@ where
     F::Store: Depot + Letters,
 {
     let bench = Bench::new(&fixture);
-    let (inbox, is_well) = moody(&bench);
-    bench.deliver(&inbox, [1]).await;
+    let (inbox, is_well, DeadLetter { id, .. }) = buried(&bench).await;
     let worker = bench.worker(&inbox);
-    bench.exhaust(&worker).await;
-    let id = bench.letters().await[0].id;
 
     assert!(bench.store.discard_letter(id, bench.clock.now()).await.unwrap());
     assert!(!bench.store.discard_letter(id, bench.clock.now()).await.unwrap());
@@ -86,11 +92,8 @@ where
     F::Store: Depot + Letters,
 {
     let bench = Bench::new(&fixture);
-    let (inbox, _) = moody(&bench);
-    bench.deliver(&inbox, [1]).await;
+    let (inbox, _, letter) = buried(&bench).await;
     let worker = bench.worker(&inbox);
-    bench.exhaust(&worker).await;
-    let letter = bench.letters().await.remove(0);
     let mended = Posted { amount: 77, ..Posted::on("red", 1) };
     let edited = Envelope {
         id: "mended-1".into(),

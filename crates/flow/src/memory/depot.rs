@@ -174,7 +174,7 @@ impl Depot for MemoryStore {
     }
 
     async fn park_orphans(&self, after: Duration, limit: usize, now: Option<Timestamp>) -> Result<usize> {
-        self.write(|state| park_orphans(state, at(now).minus(after), limit)).await?
+        self.write(|state| park_orphans(state, after, limit, at(now))).await?
     }
 
     async fn stored(&self, page: &StoredPage<'_>) -> Result<Vec<Stored>> {
@@ -348,7 +348,6 @@ fn take(
 fn conclude(view: &mut View<'_>, ticket: Ticket, fate: &Fate<'_>, now: Timestamp) -> Result<()> {
     let mut delivery = view.held(ticket)?;
     let lane = delivery.lane();
-    let mut frees = false;
     match *fate {
         Fate::Retry { after, spent, code, reason } => {
             if spent {
@@ -367,16 +366,12 @@ fn conclude(view: &mut View<'_>, ticket: Ticket, fate: &Fate<'_>, now: Timestamp
             if frees_lane {
                 // It has left: what comes later does not wait for it.
                 delivery.lane = None;
-                frees = true;
             }
         }
-        Fate::Duplicate => {
-            delivery.finish(now);
-            frees = true;
-        }
+        Fate::Duplicate => delivery.finish(now),
     }
     view.set(ticket.number, delivery);
-    view.free(lane.as_ref().filter(|_| frees), now);
+    view.free(lane.as_ref(), now);
     Ok(())
 }
 
@@ -403,8 +398,9 @@ fn unpark(stock: &mut Stock, handlers: &BTreeSet<HandlerId>, now: Timestamp) -> 
     })
 }
 
-/// Parks what was due before `cutoff` if its handler was announced no later.
-fn park_orphans(state: &mut State, cutoff: Timestamp, limit: usize) -> Result<usize> {
+/// Parks what has been due for longer than `after` if its handler was announced no later.
+fn park_orphans(state: &mut State, after: Duration, limit: usize, now: Timestamp) -> Result<usize> {
+    let cutoff = now.minus(after);
     let is_known =
         |handler: &HandlerId| state.announced.get(handler).is_some_and(|seen_at| *seen_at >= cutoff);
     let unknown = state.stock.handlers().filter(|handler| !is_known(handler));
@@ -420,7 +416,9 @@ fn park_orphans(state: &mut State, cutoff: Timestamp, limit: usize) -> Result<us
         for (_, number) in &orphans {
             let Some(mut delivery) = view.delivery(*number).cloned() else { continue };
             delivery.stage = Stage::Parked;
+            let lane = delivery.lane();
             view.set(*number, delivery);
+            view.free(lane.as_ref(), now);
         }
         Ok(orphans.len())
     })

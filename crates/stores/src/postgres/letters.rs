@@ -261,7 +261,10 @@ async fn revive(
 ) -> Result<bool> {
     let query = sqlx::query(store.sql(text)).bind(number);
     let revived = query.execute(&mut *tx).await.map_err(failed(CHANGE_FAILED))?;
-    lane::place(store, tx, (&[number], None), now).await?;
+    // Nothing else is placed: an orphan is parked as well, and stays so.
+    if revived.rows_affected() > 0 {
+        lane::place(store, tx, (&[number], None), now).await?;
+    }
     Ok(revived.rows_affected() > 0)
 }
 

@@ -17,6 +17,7 @@ use oncebox_conformance::sample::{DESTINATION, Posted};
 use oncebox_conformance::{Findings, StoreFixture as _};
 use oncebox_stores::sqlite::{SqliteStore, migrate};
 use sqlx::SqliteConnection;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::bodies::{Bodies, HANDLER, arriving, effect, tireless};
@@ -33,6 +34,8 @@ const TOO_MUCH: usize = 8 << 20;
 struct Writing {
     fixture: Arc<SqliteFixture>,
     bodies: Bodies,
+    /// How often the disk has been full.
+    outages: watch::Receiver<i64>,
     /// Does not say that it was the disk.
     is_sabotaged: bool,
 }
@@ -52,8 +55,11 @@ impl Handler<SqliteConnection> for Writing {
         let _body = self.bodies.enter(&cx.envelope().id, cx.attempt());
         let entry = effect(&cx.envelope().id, &message);
         self.fixture.effect(cx.tx(), &entry).await?;
-        // For a disk to become full under it.
         tokio::time::sleep(Duration::from_millis(5)).await;
+        if message.sequence % SHARE == 0 {
+            // The disk becomes full under it, and not before or after.
+            self.outages.clone().wait_for(|full| *full > message.sequence / SHARE).await.ok();
+        }
         // What does not fit into the cache is written at once, and not only by the commit.
         sqlx::raw_sql("PRAGMA cache_size = 1").execute(&mut *cx.tx()).await?;
         let filling = sqlx::query("INSERT INTO filling (bytes) VALUES (zeroblob(20000))");
@@ -94,7 +100,8 @@ async fn run(disk: &SmallDisk, is_sabotaged: bool) -> Report {
     sqlx::raw_sql(tables).execute(store.pool()).await.unwrap();
     let fixture = Arc::new(SqliteFixture { store: store.clone(), folder: disk.file("") });
     let bodies = Bodies::default();
-    let writing = Writing { fixture: Arc::clone(&fixture), bodies: bodies.clone(), is_sabotaged };
+    let (full, outages) = watch::channel(0);
+    let writing = Writing { fixture: Arc::clone(&fixture), bodies: bodies.clone(), outages, is_sabotaged };
     let retry = RetryPolicy { max_attempts: Some(2), ..tireless() };
     let inbox = Inbox::builder(store.clone(), DESTINATION).handler(writing).durable().retry(retry);
     let inbox = inbox.build().unwrap();
@@ -107,23 +114,25 @@ async fn run(disk: &SmallDisk, is_sabotaged: bool) -> Report {
             (outage * SHARE..(outage + 1) * SHARE).map(|n| Posted::on(&format!("account-{n}"), n)).collect();
         expected.extend(messages.iter().map(|message| effect(&message.sequence.to_string(), message)));
         let (inbox, deposits) = (inbox.clone(), messages);
-        let is_full = CancellationToken::new();
-        let seen = is_full.clone();
+        let mut seen = full.subscribe();
         let storing = tokio::spawn(async move {
             let (before, while_full) = deposits.split_at(deposits.len() / 2);
             let mut refused = 0;
             for message in before {
                 refused += store_one(&inbox, message).await;
             }
-            seen.cancelled().await;
+            seen.wait_for(|full| *full > outage).await.ok();
             for message in while_full {
                 refused += store_one(&inbox, message).await;
             }
             refused
         });
+        while bodies.runs_of(&(outage * SHARE).to_string()) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         tokio::time::sleep(Duration::from_millis(dice.below(40) as u64)).await;
         std::fs::write(disk.file("ballast"), vec![0; TOO_MUCH]).unwrap_err();
-        is_full.cancel();
+        full.send_replace(outage + 1);
         tokio::time::sleep(Duration::from_millis(400)).await;
         std::fs::remove_file(disk.file("ballast")).unwrap();
         refused += storing.await.unwrap();

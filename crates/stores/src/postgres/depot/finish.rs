@@ -192,9 +192,9 @@ pub(super) async fn conclude(
     next: Option<Ticket>,
     now: Option<Timestamp>,
 ) -> Result<()> {
-    let frees_lane = matches!(fate, Fate::Dead { frees_lane: true, .. } | Fate::Duplicate);
+    let is_over = !matches!(fate, Fate::Retry { .. });
     let mut tx = store.begin().await?;
-    if frees_lane {
+    if is_over {
         lane::lock_of(store, &mut tx, &[ticket.number]).await?;
     }
     let row: Option<Row> = sqlx::query_as(store.sql(include_str!("../sql/conclude_read.sql")))
@@ -209,7 +209,8 @@ pub(super) async fn conclude(
         return Err(fenced(ticket));
     };
     write(store, &mut tx, (ticket, fate), &mut row).await?;
-    if frees_lane && let Some(lane) = row.lane() {
+    // One that is dead may keep its lane, but only those after it.
+    if is_over && let Some(lane) = row.lane() {
         lane::free(store, &mut tx, &[lane], Some(row.now)).await?;
     }
     if let Some(next) = next {

@@ -8,7 +8,7 @@ use oncebox_core::{Result, Store, Timestamp};
 use super::super::error::failed;
 use super::super::row::{clock, limit, span};
 use super::super::store::PostgresStore;
-use super::lane;
+use super::lane::{self, Lane};
 
 /// How many parked deliveries become ready in one transaction.
 const BATCH: usize = 1_000;
@@ -59,12 +59,27 @@ pub(super) async fn park_orphans(
     rows: usize,
     now: Option<Timestamp>,
 ) -> Result<usize> {
-    let done = sqlx::query(store.sql(include_str!("../sql/park_orphans.sql")))
+    let parked: Vec<Parked> = sqlx::query_as(store.sql(include_str!("../sql/park_orphans.sql")))
         .bind(span(after))
         .bind(limit(rows))
         .bind(clock(now))
-        .execute(store.pool())
+        .fetch_all(store.pool())
         .await
         .map_err(failed("cannot park deliveries that nobody can run"))?;
-    Ok(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX))
+    let lanes: Vec<Lane<'_>> = parked.iter().filter_map(lane_of).collect();
+    if !lanes.is_empty() {
+        // A transaction of its own: a lane is locked before its rows.
+        let mut tx = store.begin().await?;
+        lane::lock(store, &mut tx, &lanes).await?;
+        lane::free(store, &mut tx, &lanes, now).await?;
+        store.commit(tx).await?;
+    }
+    Ok(parked.len())
+}
+
+/// Scope, handler, tenant and lane.
+type Parked = (String, String, String, Option<String>);
+
+fn lane_of((scope, handler, tenant, lane): &Parked) -> Option<Lane<'_>> {
+    Some(Lane { scope, handler, tenant, lane: lane.as_deref()? })
 }

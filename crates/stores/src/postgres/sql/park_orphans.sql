@@ -39,3 +39,4 @@ WITH RECURSIVE known AS (
 UPDATE oncebox.delivery
 SET state = 'parked'
 WHERE number = ANY (ARRAY(SELECT number FROM orphan))
+RETURNING scope, handler, tenant, lane

@@ -193,9 +193,10 @@ async fn die(
         .await
         .map_err(failed(CONCLUDE))?;
     held(failure.ticket, &done)?;
+    // It may keep its lane, but only those after it.
     match left {
-        Some(left) if frees_lane => lane::free(store, tx, &left, failure.now).await,
-        _ => Ok(()),
+        Some(left) => lane::free(store, tx, &left, failure.now).await,
+        None => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::super::error::failed;
 use super::super::row::count;
 use super::super::{SqliteStore, relay};
+use super::lane::{self, Left};
 
 const ANNOUNCE: &str = "cannot announce handlers";
 const PARK: &str = "cannot park deliveries that nobody can run";
@@ -93,16 +94,22 @@ pub(super) async fn park_orphans(
         if parked == limit {
             break;
         }
-        let done = sqlx::query(store.sql(include_str!("../sql/park_orphans.sql")))
+        let mut tx = store.begin().await?;
+        let now = relay::clock(store, &mut tx, now).await?;
+        let lefts: Vec<Left> = sqlx::query_as(store.sql(include_str!("../sql/park_orphans.sql")))
             .bind(scope)
             .bind(handler)
-            .bind(now.map(Timestamp::micros))
+            .bind(now.micros())
             .bind(micros(after))
             .bind(count(limit - parked))
-            .execute(store.pool())
+            .fetch_all(&mut *tx)
             .await
             .map_err(failed(PARK))?;
-        parked = limit.min(parked + usize::try_from(done.rows_affected()).unwrap_or(usize::MAX));
+        for left in &lefts {
+            lane::free(store, &mut tx, left, now).await?;
+        }
+        store.commit(tx).await?;
+        parked += lefts.len();
     }
     Ok(parked)
 }

@@ -55,8 +55,7 @@ async fn a_forged_message_under_its_id_is_a_conflict_and_never_counts_as_sent() 
     assert!(scene.transport().publish(&[plain("a")]).await[0].is_ok());
     let id = id_of(&scene, 1).await;
     for destination in ["bookings", "elsewhere"] {
-        scene.clean().await;
-        scene.context.create_stream(scene.config()).await.unwrap();
+        scene.remake().await;
         forge(&scene, &id, destination).await;
 
         let results = scene.transport().publish(&[plain("a"), plain("b")]).await;
@@ -74,8 +73,7 @@ async fn with_a_keyring_the_id_cannot_be_known_in_advance() {
     let Some(scene) = Scene::fresh("an id from a keyring").await else { return };
     assert!(scene.transport().publish(&[plain("a")]).await[0].is_ok());
     let guessed = id_of(&scene, 1).await;
-    scene.clean().await;
-    scene.context.create_stream(scene.config()).await.unwrap();
+    scene.remake().await;
     forge(&scene, &guessed, "bookings").await;
     let keyring = Keyring::new("k", "0123456789abcdef").unwrap();
 

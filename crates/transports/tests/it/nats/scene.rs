@@ -71,6 +71,14 @@ impl Scene {
         stream.cached_info().state.messages
     }
 
+    /// Makes the stream anew: nothing is stored in it, and no id is known.
+    pub(super) async fn remake(&self) {
+        while self.context.get_stream(&self.stream).await.is_ok() {
+            self.clean().await;
+        }
+        self.context.create_stream(self.config()).await.expect("a stream can be made");
+    }
+
     pub(super) async fn clean(&self) {
         self.context.delete_stream(&self.stream).await.ok();
     }
