@@ -33,6 +33,7 @@ macro_rules! store_suite_log {
         mod put {
             $crate::cases!(on_store, $fixture, store::put, [
                 a_message_is_visible_only_after_commit
+                a_commit_that_goes_on_commits_what_was_before_and_nothing_after
                 a_rolled_back_put_leaves_nothing_and_its_id_free
                 a_dropped_transaction_leaves_nothing
                 an_id_that_is_there_is_a_duplicate_and_the_transaction_stays_usable

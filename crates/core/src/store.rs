@@ -39,6 +39,22 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// [`Kind::Rejected`] if an earlier statement had already doomed the transaction.
     fn commit(&self, begun: Self::Begun) -> impl Future<Output = Result<()>> + Send;
 
+    /// Commits right after a statement of the store itself went well: no
+    /// earlier one can have doomed the transaction, so that need not be asked.
+    /// With `goes_on`, the next transaction may be begun along with it, on the
+    /// same connection.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    fn commit_sound(
+        &self,
+        begun: Self::Begun,
+        goes_on: bool,
+    ) -> impl Future<Output = Result<Option<Self::Begun>>> + Send {
+        let _ = goes_on;
+        async { self.commit(begun).await.map(|()| None) }
+    }
+
     /// Rolls back and waits until it is done.
     ///
     /// # Errors

@@ -23,6 +23,30 @@ pub async fn a_message_is_visible_only_after_commit<F: StoreFixture>(fixture: Ar
     assert_eq!(logged(&store).await, ["a"]);
 }
 
+pub async fn a_commit_that_goes_on_commits_what_was_before_and_nothing_after<F: StoreFixture>(
+    fixture: Arc<F>,
+) {
+    let store = fixture.store();
+    let mut tx = store.begin().await.unwrap();
+    store.put(&mut tx, &[plain("a")], at(0)).await.unwrap();
+
+    let open = store.commit_sound(tx, true).await.unwrap();
+    let committed = logged(&store).await;
+    let mut next = match open {
+        Some(next) => next,
+        None => store.begin().await.unwrap(),
+    };
+    store.put(&mut next, &[plain("b")], at(1)).await.unwrap();
+    store.rollback(next).await.unwrap();
+    let mut last = store.begin().await.unwrap();
+    store.put(&mut last, &[plain("c")], at(2)).await.unwrap();
+    let open = store.commit_sound(last, false).await.unwrap();
+
+    assert_eq!(committed, ["a"]);
+    assert!(open.is_none(), "nobody asked to go on");
+    assert_eq!(logged(&store).await, ["a", "c"]);
+}
+
 pub async fn a_rolled_back_put_leaves_nothing_and_its_id_free<F: StoreFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     let mut tx = store.begin().await.unwrap();

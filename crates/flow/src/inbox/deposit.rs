@@ -169,7 +169,7 @@ async fn deposit<S: Depot>(store: &S, clock: &Clock, batch: &[Entry]) -> Result<
     let mut begun = store.begin().await?;
     match store.deposit(&mut begun, &deposits, clock.now()).await {
         Ok(deposited) => {
-            store.commit(begun).await?;
+            store.commit_sound(begun, false).await?;
             Ok(deposited)
         }
         Err(error) => {

@@ -337,7 +337,7 @@ impl<S: Mailbox + Depot> Worker<S> {
             if self.take(suspects, 1).await? > 0 {
                 let taken: Option<Taken> = self.desk.floor.reserve();
                 return Ok(match taken {
-                    Some(taken) => Some(self.desk.handle(taken, false).await.0),
+                    Some(taken) => Some(self.desk.handle(taken.into(), false).await.0),
                     None => None,
                 });
             }

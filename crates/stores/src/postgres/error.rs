@@ -25,6 +25,16 @@ pub(super) fn commit_failed(error: sqlx::Error) -> Error {
     }
 }
 
+/// The same if the next transaction was to be begun along with the commit: a
+/// request that was cancelled may have been cancelled after the commit.
+pub(super) fn commit_and_begin_failed(error: sqlx::Error) -> Error {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    if code.as_deref() == Some("57014") {
+        return Error::new(Kind::CommitUnknown, "the commit was cancelled").because(error);
+    }
+    commit_failed(error)
+}
+
 /// Finds the driver's error in a chain of causes.
 pub(super) fn classify(error: &(dyn StdError + 'static)) -> Option<Kind> {
     let mut next = Some(error);

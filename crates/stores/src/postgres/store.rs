@@ -49,6 +49,8 @@ struct Settings {
     owns_pool: bool,
     /// One simple query opens a transaction and bounds it.
     begin: SqlStr,
+    /// The same after a commit.
+    commit_and_begin: SqlStr,
 }
 
 impl PostgresStore {
@@ -64,8 +66,9 @@ impl PostgresStore {
             unsafe_durability: false,
             owns_pool: false,
             begin: SqlStr::from_static(""),
+            commit_and_begin: SqlStr::from_static(""),
         };
-        settings.begin = begin_text(&settings);
+        settings.write_texts();
         Self {
             pool,
             settings: Arc::new(settings),
@@ -228,7 +231,7 @@ impl PostgresStore {
     fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         let settings = Arc::make_mut(&mut self.settings);
         change(settings);
-        settings.begin = begin_text(settings);
+        settings.write_texts();
         // Both are about one schema.
         Self { texts: Arc::default(), holes: Arc::default(), ..self }
     }
@@ -250,6 +253,11 @@ impl Store for PostgresStore {
 
     async fn commit(&self, begun: Self::Begun) -> Result<()> {
         Shield::new(commit(begun)).await
+    }
+
+    async fn commit_sound(&self, begun: Self::Begun, goes_on: bool) -> Result<Option<Self::Begun>> {
+        let again = goes_on.then(|| self.settings.commit_and_begin.clone());
+        Shield::new(commit_sound(begun, again)).await
     }
 
     async fn rollback(&self, begun: Self::Begun) -> Result<()> {
@@ -291,6 +299,22 @@ async fn commit(mut begun: sqlx::Transaction<'static, Postgres>) -> Result<()> {
     begun.commit().await.map_err(error::commit_failed)
 }
 
+/// Commits, and with `again` begins the next transaction in the same round
+/// trip. The connection need not go through the pool, which would ask whether
+/// it is alive.
+async fn commit_sound(
+    mut begun: sqlx::Transaction<'static, Postgres>,
+    again: Option<SqlStr>,
+) -> Result<Option<sqlx::Transaction<'static, Postgres>>> {
+    match again {
+        Some(text) => {
+            begun.execute(sqlx::raw_sql(text)).await.map_err(error::commit_and_begin_failed)?;
+            Ok(Some(begun))
+        }
+        None => begun.commit().await.map(|()| None).map_err(error::commit_failed),
+    }
+}
+
 /// Pool options with which no connection comes out of the pool inside a
 /// transaction, however the code that used it before was cancelled. The check
 /// also tells whether the connection is alive, so it takes the place of the
@@ -308,16 +332,21 @@ pub fn pool_options() -> PgPoolOptions {
     })
 }
 
-fn begin_text(settings: &Settings) -> SqlStr {
-    // To PostgreSQL zero means "wait for ever".
-    let millis = |wait: Duration| wait.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
-    AssertSqlSafe(Arc::<str>::from(format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{}ms'; \
-         SET LOCAL idle_in_transaction_session_timeout = '{}ms'",
-        millis(settings.lock_wait),
-        millis(settings.idle_timeout),
-    )))
-    .into_sql_str()
+impl Settings {
+    fn write_texts(&mut self) {
+        // To PostgreSQL zero means "wait for ever".
+        let millis = |wait: Duration| wait.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '{}ms'; \
+             SET LOCAL idle_in_transaction_session_timeout = '{}ms'",
+            millis(self.lock_wait),
+            millis(self.idle_timeout),
+        );
+        // Two numbers are all that is not written here.
+        let text = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
+        self.commit_and_begin = text(format!("COMMIT; {begin}"));
+        self.begin = text(begin);
+    }
 }
 
 /// Says where, without the user's name and password.

@@ -4,8 +4,6 @@
 //! If the shared commit does not come about, each is run again by itself, as
 //! if there had been no batch.
 
-use std::sync::Arc;
-
 use oncebox_core::depot::{Finish, Savepoint, Taken};
 use oncebox_core::store::{Mailbox, Marked};
 use oncebox_core::{Depot, Error, Kind, Outcome, Result};
@@ -14,7 +12,6 @@ use tracing::debug;
 use super::desk::{Desk, Ended, Job};
 use super::floor::Health;
 use crate::crash::CrashPoint;
-use crate::inbox::handler::Erased;
 use crate::inbox::receive::Interrupt;
 use crate::telemetry;
 
@@ -33,28 +30,23 @@ impl<S: Mailbox + Depot> Desk<S> {
             batch.into_iter().partition(|taken| self.can_share(taken));
         if together.len() < 2 {
             for taken in together.into_iter().chain(alone) {
-                self.handle(taken, false).await;
+                self.handle(taken.into(), false).await;
             }
             return;
         }
         if !self.share(&together).await {
             for taken in together {
-                self.handle(taken, false).await;
+                self.handle(taken.into(), false).await;
             }
         }
         for taken in alone {
-            self.handle(taken, false).await;
+            self.handle(taken.into(), false).await;
         }
     }
 
     /// A suspect is run by itself; so is what ends more than its own delivery.
     fn can_share(&self, taken: &Taken) -> bool {
-        let is_plain =
-            |handler: &Arc<dyn Erased<S>>| !handler.is_outside() && !self.is_worn_out(taken, handler);
-        taken.started
-            && taken.deaths == 0
-            && taken.lane.is_none()
-            && self.handler_of(taken).is_some_and(is_plain)
+        taken.started && taken.deaths == 0 && taken.lane.is_none() && self.runs_inside(taken)
     }
 
     /// Runs them in one transaction; false if it did not commit, and nothing has happened.
@@ -115,7 +107,7 @@ impl<S: Mailbox + Depot> Desk<S> {
             self.undo(begun).await;
             return Err(Error::new(Kind::Busy, "one of the batch took effect elsewhere"));
         }
-        if let Err(error) = store.commit(begun).await {
+        if let Err(error) = store.commit_sound(begun, false).await {
             self.resolve_all(&attempted, error).await?;
         }
         self.inner.probe.reach(CrashPoint::D5).await?;

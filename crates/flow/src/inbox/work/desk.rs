@@ -58,7 +58,7 @@ pub(super) struct Job<'d, S: Mailbox + Depot> {
 
 impl<S: Mailbox + Depot> Job<'_, S> {
     /// What its run leaves if it went well.
-    pub(super) fn finish<'a>(&'a self, reply: Option<&'a [u8]>, next: Option<&Taken>) -> Finish<'a> {
+    pub(super) fn finish<'a>(&'a self, reply: Option<&'a [u8]>, next: Option<Ticket>) -> Finish<'a> {
         Finish {
             ticket: self.taken.ticket,
             mark: Some(Mark {
@@ -71,8 +71,27 @@ impl<S: Mailbox + Depot> Job<'_, S> {
             }),
             result: reply,
             frees_lane: self.taken.lane.is_some(),
-            next: next.filter(|next| !next.started).map(|next| next.ticket),
+            next,
         }
+    }
+}
+
+/// A delivery whose turn it is, with its transaction if that is open already.
+pub(super) struct Turn<S: Mailbox + Depot> {
+    taken: Taken,
+    open: Option<S::Begun>,
+}
+
+impl<S: Mailbox + Depot> From<Taken> for Turn<S> {
+    fn from(taken: Taken) -> Self {
+        Self { taken, open: None }
+    }
+}
+
+impl<S: Mailbox + Depot> Turn<S> {
+    /// Its ticket if its attempt is yet to be counted.
+    fn uncounted(&self) -> Option<Ticket> {
+        (!self.taken.started).then_some(self.taken.ticket)
     }
 }
 
@@ -109,9 +128,9 @@ impl<S: Mailbox + Depot> Desk<S> {
                 self.handle_all(together).await;
                 continue;
             }
-            let mut current = Some(taken);
-            while let Some(taken) = current {
-                current = self.handle(taken, true).await.1;
+            let mut current = Some(Turn::from(taken));
+            while let Some(turn) = current {
+                current = self.handle(turn, true).await.1;
             }
         }
     }
@@ -159,7 +178,8 @@ impl<S: Mailbox + Depot> Desk<S> {
 
     /// Runs one delivery to the end. With `goes_on`, the next one that waits
     /// is counted by the same commit and handed back to be run.
-    pub(super) async fn handle(&self, taken: Taken, goes_on: bool) -> (Worked, Option<Taken>) {
+    pub(super) async fn handle(&self, turn: Turn<S>, goes_on: bool) -> (Worked, Option<Turn<S>>) {
+        let Turn { taken, mut open } = turn;
         let Some(job) = self.job(&taken) else {
             self.floor.leave(taken.ticket, Health::Unknown);
             let handler = HandlerKey::new("unknown");
@@ -167,10 +187,13 @@ impl<S: Mailbox + Depot> Desk<S> {
         };
         let mut next = None;
         let ended = if taken.started || self.start(taken.ticket).await {
-            self.run(&job, &mut next, goes_on).await
+            self.run(&job, &mut open, &mut next, goes_on).await
         } else {
             Ended::Lost
         };
+        if let Some(unused) = open {
+            self.undo(unused).await;
+        }
         let handler = job.handler.key();
         let outcome = match ended {
             Ended::Lost => None,
@@ -227,7 +250,13 @@ impl<S: Mailbox + Depot> Desk<S> {
         }
     }
 
-    async fn run(&self, job: &Job<'_, S>, next: &mut Option<Taken>, goes_on: bool) -> Ended {
+    async fn run(
+        &self,
+        job: &Job<'_, S>,
+        open: &mut Option<S::Begun>,
+        next: &mut Option<Turn<S>>,
+        goes_on: bool,
+    ) -> Ended {
         if self.is_worn_out(job.taken, &job.handler) {
             return Ended::Outcome(worn_out(job.taken));
         }
@@ -235,7 +264,7 @@ impl<S: Mailbox + Depot> Desk<S> {
             return died(&crashed);
         }
         for rerun in 0..=self.inner.options.reruns {
-            match self.once(job, next, goes_on).await {
+            match self.once(job, open.take(), next, goes_on).await {
                 Ok(ended) => return ended,
                 Err(Interrupt::Ended(outcome)) => return Ended::Outcome(outcome),
                 Err(Interrupt::Rerun(reason)) => {
@@ -255,14 +284,18 @@ impl<S: Mailbox + Depot> Desk<S> {
     async fn once(
         &self,
         job: &Job<'_, S>,
-        next: &mut Option<Taken>,
+        open: Option<S::Begun>,
+        next: &mut Option<Turn<S>>,
         goes_on: bool,
     ) -> Result<Ended, Interrupt> {
         let store = &self.inner.store;
         if job.handler.is_outside() {
             self.cause(job).await?;
         }
-        let mut begun = store.begin().await?;
+        let mut begun = match open {
+            Some(begun) => begun,
+            None => store.begin().await?,
+        };
         let reply = match self.body(job, &mut begun).await {
             Ok(Some(reply)) => reply,
             Ok(None) => {
@@ -278,9 +311,9 @@ impl<S: Mailbox + Depot> Desk<S> {
             return Ok(died(&crashed));
         }
         if goes_on && next.is_none() {
-            *next = self.floor.reserve();
+            *next = self.floor.reserve().map(Turn::from);
         }
-        let finish = job.finish(reply.as_deref(), next.as_ref());
+        let finish = job.finish(reply.as_deref(), next.as_ref().and_then(Turn::uncounted));
         let finished = store.finish(&mut begun, &finish, self.inner.clock.now()).await;
         match finished {
             Ok(Marked::First) => {}
@@ -289,8 +322,10 @@ impl<S: Mailbox + Depot> Desk<S> {
                 return not_first(other);
             }
         }
-        match store.commit(begun).await {
-            Ok(()) => {}
+        let is_followed = next.as_ref().is_some_and(|next| self.runs_inside(&next.taken));
+        let mut open = None;
+        match store.commit_sound(begun, is_followed).await {
+            Ok(begun) => open = begun,
             Err(unknown) if unknown.kind() == Kind::CommitUnknown => {
                 match self.resolve(job.taken.ticket, unknown).await {
                     Ended::Outcome(Outcome::Done { .. }) => {}
@@ -300,12 +335,19 @@ impl<S: Mailbox + Depot> Desk<S> {
             Err(error) => return Err(error.into()),
         }
         if let Some(next) = next {
-            next.started = true;
+            next.taken.started = true;
+            next.open = open;
         }
         if let Err(crashed) = self.inner.probe.reach(CrashPoint::D5).await {
             return Ok(died(&crashed));
         }
         Ok(Ended::Outcome(Outcome::Done { result: reply }))
+    }
+
+    /// Whether a delivery will run in a transaction, and at once.
+    pub(super) fn runs_inside(&self, taken: &Taken) -> bool {
+        let runs = |handler: &Arc<dyn Erased<S>>| !handler.is_outside() && !self.is_worn_out(taken, handler);
+        self.handler_of(taken).is_some_and(runs)
     }
 
     /// Runs the handler. `None` if the delivery was lost meanwhile, else the reply it left.
@@ -395,7 +437,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         &self,
         job: &Job<'_, S>,
         outcome: Outcome,
-        next: &mut Option<Taken>,
+        next: &mut Option<Turn<S>>,
     ) -> bool {
         if matches!(outcome, Outcome::Done { .. }) {
             return true;
@@ -419,7 +461,7 @@ impl<S: Mailbox + Depot> Desk<S> {
                 Fate::Dead { spent: was_run, code, reason: &reason, frees_lane }
             }
         };
-        let following = next.as_ref().filter(|next| !next.started).map(|next| next.ticket);
+        let following = next.as_ref().and_then(Turn::uncounted);
         let mut wait = FIRST_WAIT;
         loop {
             let concluded =
@@ -433,7 +475,7 @@ impl<S: Mailbox + Depot> Desk<S> {
             wait = (wait * 2).min(LONGEST_WAIT);
         }
         if let Some(next) = next {
-            next.started = true;
+            next.taken.started = true;
         }
         true
     }

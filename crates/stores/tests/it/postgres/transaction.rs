@@ -81,6 +81,63 @@ async fn a_commit_after_a_swallowed_error_is_refused() {
 }
 
 #[tokio::test]
+async fn a_commit_that_is_refused_begins_nothing_and_the_connection_serves_on() {
+    on_tables("a_commit_that_is_refused_begins_nothing", |store, schema| async move {
+        let table = format!("CREATE TABLE {schema}.late (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)");
+        execute(&store, &table).await;
+        let options = (*store.pool().connect_options()).clone();
+        let pool = pool_options().max_connections(1).connect_with(options).await.unwrap();
+        let alone = PostgresStore::new(pool).schema(Identifier::new(schema.as_str()).unwrap());
+        let mut tx = alone.begin().await.unwrap();
+        let twice = format!("INSERT INTO {schema}.late VALUES (1), (1)");
+        tx.execute(AssertSqlSafe(twice)).await.unwrap();
+        alone.put(&mut tx, &[envelope("1")], None).await.unwrap();
+
+        assert_eq!(kind(alone.commit_sound(tx, true).await.map(drop)), Kind::Rejected);
+
+        put(&alone, &[envelope("2")]).await;
+        let rows = read(&alone, 0, &[]).await.rows;
+        assert_eq!(
+            rows.iter().map(|row| row.envelope.as_ref().unwrap().id.as_str()).collect::<Vec<_>>(),
+            ["2"]
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_transaction_after_a_commit_is_as_bounded_as_the_first() {
+    on_tables("the_transaction_after_a_commit_is_as_bounded", |store, _| async move {
+        let short =
+            store.clone().idle_timeout(Duration::from_millis(1234)).lock_wait(Duration::from_millis(567));
+        let tx = short.begin().await.unwrap();
+
+        let mut next = short.commit_sound(tx, true).await.unwrap().expect("it goes on");
+
+        let bounds = "SELECT current_setting('idle_in_transaction_session_timeout'), \
+                      current_setting('lock_timeout'), current_setting('transaction_isolation')";
+        let found: (String, String, String) = sqlx::query_as(bounds).fetch_one(&mut *next).await.unwrap();
+        assert_eq!(found, ("1234ms".into(), "567ms".into(), "read committed".into()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_killed_before_the_commit_that_goes_on_is_looked_up() {
+    on_tables("a_connection_killed_before_the_commit_that_goes_on", |store, _| async move {
+        let mut tx = store.begin().await.unwrap();
+        store.put(&mut tx, &[envelope("1")], None).await.unwrap();
+        let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
+        sqlx::query("SELECT pg_terminate_backend($1)").bind(pid).execute(store.pool()).await.unwrap();
+
+        assert_eq!(kind(store.commit_sound(tx, true).await.map(drop)), Kind::CommitUnknown);
+
+        assert!(!store.holds(&envelope("1")).await.unwrap());
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_connection_killed_before_the_commit_commits_nothing() {
     on_tables("a_connection_killed_before_the_commit_commits_nothing", |store, _| async move {
         let mut tx = store.begin().await.unwrap();
