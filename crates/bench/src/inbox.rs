@@ -34,7 +34,7 @@ pub(crate) struct InboxArguments {
     /// The PostgreSQL server; the role must be allowed to make databases.
     #[arg(long, env = POSTGRES_URL, hide_env_values = true)]
     postgres: Option<String>,
-    /// Deliveries leased ahead, by both sides; the worker's default if not given.
+    /// The most deliveries that the worker leases ahead; its default if not given.
     #[arg(long, value_name = "COUNT")]
     prefetch: Option<usize>,
     /// Deliveries per commit where batched work is measured.

@@ -1,5 +1,6 @@
 //! How fast a handler may be run: a rate, and a circuit that opens when it
-//! fails again and again. Times are measured from any fixed moment.
+//! fails again and again; and how far to fetch ahead. Times are measured from
+//! any fixed moment.
 
 use std::time::Duration;
 
@@ -120,6 +121,48 @@ impl Circuit {
     }
 }
 
+/// What is worth fetching ahead is what gets done in this time.
+const MOMENT: Duration = Duration::from_millis(250);
+/// A speed is measured over no less.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// How much to hold beyond what runs. Where work is fast that makes fetching
+/// cheap; where it is slow, nobody hoards what others could do.
+#[derive(Clone, Debug)]
+pub struct Ahead {
+    least: usize,
+    most: usize,
+    current: usize,
+    finished: usize,
+    looked_at: Duration,
+}
+
+impl Ahead {
+    /// Between `least` and `most`, which bounds `least` as well.
+    #[must_use]
+    pub fn new(least: usize, most: usize) -> Self {
+        let least = least.min(most);
+        Self { least, most, current: least, finished: 0, looked_at: Duration::ZERO }
+    }
+
+    /// One is done.
+    pub const fn finish_one(&mut self) {
+        self.finished += 1;
+    }
+
+    /// How much to hold. Follows the speed up at once and down by halves: a
+    /// pause says little about what comes after it.
+    pub fn look(&mut self, now: Duration) -> usize {
+        let span = now.saturating_sub(self.looked_at);
+        if span >= GLANCE {
+            let done_in_a_moment = self.finished as f64 * MOMENT.as_secs_f64() / span.as_secs_f64();
+            self.current = (done_in_a_moment as usize).max(self.current / 2).clamp(self.least, self.most);
+            (self.finished, self.looked_at) = (0, now);
+        }
+        self.current
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,6 +188,22 @@ mod tests {
         bucket.spend(-1.0);
 
         assert_eq!(bucket.left(SECOND), 1);
+    }
+
+    #[test]
+    fn what_is_held_ahead_follows_the_speed() {
+        let mut ahead = Ahead::new(4, 100);
+        let mut look = |done: usize, at: Duration| {
+            (0..done).for_each(|_| ahead.finish_one());
+            ahead.look(at)
+        };
+
+        assert_eq!(look(1, GLANCE / 2), 4, "too soon to tell");
+        assert_eq!(look(199, SECOND), 50, "a quarter of what a second does");
+        assert_eq!(look(10_000, 2 * SECOND), 100);
+        assert_eq!(look(0, 9 * SECOND), 50, "a pause");
+        assert_eq!([10, 11, 12, 13].map(|at| look(1, at * SECOND)), [25, 12, 6, 4]);
+        assert_eq!(Ahead::new(4, 0).look(SECOND), 0);
     }
 
     #[test]

@@ -4,10 +4,7 @@
 //!
 //! What it leaves out: the digest of the body and whether another body came
 //! under the same id; the age gate and the look at old markers; most of the
-//! message's attributes; waits that are bounded by lock timeouts; that an
-//! attempt is counted when its body is about to run (here all of a lease are
-//! counted at once, so that a crash would charge those that never ran);
-//! heartbeats, suspects and leases that ran out; timeouts and panics of the
+//! message's attributes; waits that are bounded by lock timeouts; heartbeats, suspects and leases that ran out; timeouts and panics of the
 //! handler; retries; a check before COMMIT that the transaction is sound; and
 //! a way to learn what became of a COMMIT whose answer was lost.
 
@@ -15,6 +12,7 @@ use std::time::Instant;
 
 use oncebox_core::{Envelope, Message as _};
 use oncebox_flow::WorkOptions;
+use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, PgConnection, Row as _};
 
 use super::durable::Phases;
@@ -24,10 +22,11 @@ use crate::order::{Order, deliveries};
 
 /// Messages of one INSERT: as many as the inbox stores at once.
 const DEPOSIT: usize = 200;
+/// Deliveries that a loop leases at once: more makes it slower.
+const LEASED: i64 = 32;
 const DIGEST: [u8; 32] = [0; 32];
 
-/// Stores messages and runs them in as many loops as a worker has seats; each
-/// leases as many at once as the worker leases ahead.
+/// Stores messages and runs them in as many loops as a worker has seats.
 pub(super) async fn loops(lab: &PostgresLab, messages: u64, options: &WorkOptions) -> Phases {
     let before = lab.effects().await;
     let prepared = deliveries(messages);
@@ -40,7 +39,7 @@ pub(super) async fn loops(lab: &PostgresLab, messages: u64, options: &WorkOption
     let deposit = started.elapsed();
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..options.concurrency {
-        tasks.spawn(work(lab.clone(), options.prefetch));
+        tasks.spawn(work(lab.clone()));
     }
     while let Some(ended) = tasks.join_next().await {
         ended.expect("a loop ends well");
@@ -78,21 +77,20 @@ async fn deposit(connection: &mut PgConnection, batch: &[Envelope]) {
 }
 
 /// Leases and runs until nothing is left, on a connection of its own.
-async fn work(lab: PostgresLab, prefetch: usize) {
-    let limit = i64::try_from(prefetch).expect("a small number");
+async fn work(lab: PostgresLab) {
     let mut connection = lab.pool().acquire().await.expect("a connection");
     loop {
-        let leased = lease(&mut connection, limit).await;
+        let leased = lease(&mut connection).await;
         if leased.is_empty() {
             return;
         }
-        for row in leased {
-            handle(&lab, &mut connection, &row).await;
+        for (place, row) in leased.iter().enumerate() {
+            handle(&lab, &mut connection, row, leased.get(place + 1)).await;
         }
     }
 }
 
-async fn lease(connection: &mut PgConnection, limit: i64) -> Vec<sqlx::postgres::PgRow> {
+async fn lease(connection: &mut PgConnection) -> Vec<PgRow> {
     sqlx::query(
         "WITH due AS MATERIALIZED (
             SELECT number FROM oncebox.delivery
@@ -101,22 +99,25 @@ async fn lease(connection: &mut PgConnection, limit: i64) -> Vec<sqlx::postgres:
             FOR UPDATE SKIP LOCKED),
          leased AS (
             UPDATE oncebox.delivery
-            SET state = 'leased', holder = 'hand', fence = fence + 1, started = true, attempts = attempts + 1,
+            SET state = 'leased', holder = 'hand', fence = fence + 1,
+                started = number = (SELECT min(number) FROM due),
+                attempts = attempts + (number = (SELECT min(number) FROM due))::integer,
                 due_at = clock_timestamp() + interval '1 minute'
             WHERE number = ANY (ARRAY(SELECT number FROM due))
             RETURNING number, fence, message)
          SELECT l.number, l.fence, m.source, m.id, m.payload
-         FROM leased AS l JOIN oncebox.message AS m ON m.number = l.message",
+         FROM leased AS l JOIN oncebox.message AS m ON m.number = l.message
+         ORDER BY l.number",
     )
     .bind(HANDLER)
-    .bind(limit)
+    .bind(LEASED)
     .fetch_all(connection)
     .await
     .expect("a lease")
 }
 
-/// BEGIN, effect, done with its marker, COMMIT.
-async fn handle(lab: &PostgresLab, connection: &mut PgConnection, row: &sqlx::postgres::PgRow) {
+/// BEGIN, effect, done with its marker and the next one's attempt counted, COMMIT.
+async fn handle(lab: &PostgresLab, connection: &mut PgConnection, row: &PgRow, next: Option<&PgRow>) {
     let order = Order::decode(row.get_unchecked(4)).expect("an order");
     let mut tx = connection.begin().await.expect("a transaction");
     lab.record(&mut tx, order).await;
@@ -125,7 +126,10 @@ async fn handle(lab: &PostgresLab, connection: &mut PgConnection, row: &sqlx::po
             UPDATE oncebox.delivery
             SET state = 'done', ended_at = clock_timestamp(), started = false, holder = NULL
             WHERE number = $1 AND fence = $2 AND state = 'leased'
-            RETURNING number)
+            RETURNING number),
+         next AS (
+            UPDATE oncebox.delivery SET started = true, attempts = attempts + 1
+            WHERE number = $7 AND fence = $8 AND state = 'leased')
          INSERT INTO oncebox.marker (tenant, handler, source, id, digest, processed_at)
          SELECT '', $3, $4, $5, $6, clock_timestamp() FROM mine
          ON CONFLICT DO NOTHING",
@@ -136,6 +140,8 @@ async fn handle(lab: &PostgresLab, connection: &mut PgConnection, row: &sqlx::po
     .bind(row.get_unchecked::<&str, _>(2))
     .bind(row.get_unchecked::<&str, _>(3))
     .bind(DIGEST.as_slice())
+    .bind(next.map(|next| next.get_unchecked::<i64, _>(0)))
+    .bind(next.map(|next| next.get_unchecked::<i64, _>(1)))
     .execute(&mut *tx)
     .await
     .expect("an end");

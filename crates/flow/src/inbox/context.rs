@@ -17,7 +17,16 @@ pub struct Context<'c, Tx> {
     envelope: &'c Envelope,
     attempt: u32,
     outgoing: &'c dyn Outgoing<Tx>,
-    reply: Option<Vec<u8>>,
+    left: Left,
+}
+
+/// What a run leaves behind.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// The reply for duplicates.
+    pub(super) reply: Option<Vec<u8>>,
+    /// Whether it may have written anything.
+    pub(super) has_written: bool,
 }
 
 impl<'c, Tx> Context<'c, Tx> {
@@ -27,12 +36,13 @@ impl<'c, Tx> Context<'c, Tx> {
         attempt: u32,
         outgoing: &'c dyn Outgoing<Tx>,
     ) -> Self {
-        Self { tx, envelope, attempt, outgoing, reply: None }
+        Self { tx, envelope, attempt, outgoing, left: Left::default() }
     }
 
     /// The connection inside the transaction: what is written here commits
     /// with the marker or not at all.
     pub const fn tx(&mut self) -> &mut Tx {
+        self.left.has_written = true;
         self.tx
     }
 
@@ -69,17 +79,18 @@ impl<'c, Tx> Context<'c, Tx> {
         envelope.tracestate.clone_from(&self.envelope.tracestate);
         envelope.baggage.clone_from(&self.envelope.baggage);
         let id = envelope.id.clone();
+        self.left.has_written = true;
         self.outgoing.put(self.tx, envelope).await?;
         Ok(id)
     }
 
     /// Leaves a reply that duplicates of this message will get.
     pub fn reply(&mut self, result: impl Into<Vec<u8>>) {
-        self.reply = Some(result.into());
+        self.left.reply = Some(result.into());
     }
 
-    pub(super) fn into_reply(self) -> Option<Vec<u8>> {
-        self.reply
+    pub(super) fn into_left(self) -> Left {
+        self.left
     }
 }
 

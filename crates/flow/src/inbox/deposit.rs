@@ -112,14 +112,16 @@ impl<S: Depot> Deposits for Depositor<S> {
     ) -> BoxFuture<'a, Result<Deposited>> {
         Box::pin(async move {
             loop {
-                let turn = Arc::clone(&self.turn).lock_owned().await;
-                match answer.try_recv() {
-                    Ok(deposited) => return deposited,
-                    Err(oneshot::error::TryRecvError::Empty) => {}
-                    Err(oneshot::error::TryRecvError::Closed) => {
-                        return Err(Error::new(Kind::Unavailable, "the deposit was given up"));
+                // Those that are answered leave at once, and not one after the other
+                // when it is their turn: the next batch would wait for all of them.
+                let turn = tokio::select! {
+                    biased;
+                    deposited = &mut *answer => {
+                        let given_up = || Error::new(Kind::Unavailable, "the deposit was given up");
+                        return deposited.map_err(|_closed| given_up())?;
                     }
-                }
+                    turn = Arc::clone(&self.turn).lock_owned() => turn,
+                };
                 let (store, clock, queue) = (self.store.clone(), self.clock.clone(), Arc::clone(&self.queue));
                 // Others wait for it: it goes on if this caller goes away.
                 Shield::new(async move {

@@ -309,7 +309,7 @@ impl<S: Mailbox + Dedup> Unit<S> {
         let run = AssertUnwindSafe(self.handler.handle(&mut cx)).catch_unwind();
         let failed = |reason| Interrupt::Ended(Outcome::Failed { reason, retry_after: None });
         match tokio::time::timeout(limit, run).await {
-            Ok(Ok(Ok(()))) => Ok(cx.into_reply()),
+            Ok(Ok(Ok(()))) => Ok(cx.into_left().reply),
             Ok(Ok(Err(error))) => Err(judge(&self.inner.store, error)),
             Ok(Err(panic)) => Err(failed(format!("the handler panicked: {}", panic_text(panic.as_ref())))),
             Err(_elapsed) => Err(failed(format!("the handler took longer than {limit:?}"))),

@@ -59,8 +59,9 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 pub struct WorkOptions {
     /// Deliveries run at once. Default 4.
     pub concurrency: usize,
-    /// Deliveries leased beyond those that run, so that leasing costs one
-    /// commit for many. Four times the concurrency is a good start. Default 32.
+    /// The most deliveries leased beyond those that run, so that leasing costs
+    /// one commit for many. A worker leases ahead what it gets done in a
+    /// quarter of a second, and no more than this. Default 128.
     pub prefetch: usize,
     /// Deliveries per commit. With more than one, a seat runs several in one
     /// transaction, each behind a savepoint of its own: several times as fast
@@ -84,7 +85,7 @@ impl Default for WorkOptions {
     fn default() -> Self {
         Self {
             concurrency: 4,
-            prefetch: 32,
+            prefetch: 128,
             batch: 1,
             lease: Duration::from_secs(60),
             poll: Duration::from_secs(1),
@@ -113,10 +114,6 @@ impl WorkOptions {
             return Err(Error::new(Kind::Config, "a batch has at least one delivery"));
         }
         checks::positive("poll", self.poll)
-    }
-
-    const fn capacity(&self) -> usize {
-        self.concurrency.saturating_mul(self.batch).saturating_add(self.prefetch)
     }
 }
 
@@ -169,7 +166,8 @@ impl<S: Mailbox + Depot> Worker<S> {
             keys.extend(handler.options().legacy.iter().map(|key| key.as_str()));
             floor::Rule::of(keys, handler.options())
         });
-        let floor = Arc::new(Floor::new(rules.collect(), options.concurrency, options.capacity()));
+        let at_once = options.concurrency.saturating_mul(options.batch);
+        let floor = Arc::new(Floor::new(rules.collect(), at_once, options.prefetch));
         let desk = Arc::new(Desk::new(inner, durable, floor, options.lease));
         Ok(Self { desk, options, holder: chance::holder() })
     }

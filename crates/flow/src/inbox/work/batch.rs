@@ -80,9 +80,10 @@ impl<S: Mailbox + Depot> Desk<S> {
         for job in jobs {
             self.inner.probe.reach(CrashPoint::D3).await?;
             let ran = match self.body(&job, &mut begun).await {
+                Ok(Some(left)) if !left.has_written => Ok(left.reply),
                 // A statement that failed and was hidden by the handler shows here.
-                Ok(Some(reply)) => match store.savepoint(&mut begun, Savepoint::Next).await {
-                    Ok(()) => Ok(reply),
+                Ok(Some(left)) => match store.savepoint(&mut begun, Savepoint::Next).await {
+                    Ok(()) => Ok(left.reply),
                     Err(error) => Err(Interrupt::from(error)),
                 },
                 Ok(None) => return Err(Error::new(Kind::Fenced, "a lease was lost")),

@@ -18,7 +18,7 @@ use super::floor::{Floor, Health};
 use crate::chance;
 use crate::crash::CrashPoint;
 use crate::inbox::Inner;
-use crate::inbox::context::Context;
+use crate::inbox::context::{Context, Left};
 use crate::inbox::effects::{Effects, Log};
 use crate::inbox::handler::Erased;
 use crate::inbox::receive::{Interrupt, judge, panic_text};
@@ -297,7 +297,7 @@ impl<S: Mailbox + Depot> Desk<S> {
             None => store.begin().await?,
         };
         let reply = match self.body(job, &mut begun).await {
-            Ok(Some(reply)) => reply,
+            Ok(Some(left)) => left.reply,
             Ok(None) => {
                 self.undo(begun).await;
                 return Ok(Ended::Lost);
@@ -350,20 +350,16 @@ impl<S: Mailbox + Depot> Desk<S> {
         self.handler_of(taken).is_some_and(runs)
     }
 
-    /// Runs the handler. `None` if the delivery was lost meanwhile, else the reply it left.
-    pub(super) async fn body(
-        &self,
-        job: &Job<'_, S>,
-        tx: &mut S::Tx,
-    ) -> Result<Option<Option<Vec<u8>>>, Interrupt> {
+    /// Runs the handler. `None` if the delivery was lost meanwhile, else what it left.
+    pub(super) async fn body(&self, job: &Job<'_, S>, tx: &mut S::Tx) -> Result<Option<Left>, Interrupt> {
         if job.handler.is_outside() {
-            return Ok(Some(None));
+            return Ok(Some(Left::default()));
         }
         let taken = job.taken;
         let mut cx = Context::new(tx, &taken.envelope, taken.attempt, &self.inner.outbox);
         let run = job.handler.handle(&mut cx);
         match self.bounded(job, run).await? {
-            Some(()) => Ok(Some(cx.into_reply())),
+            Some(()) => Ok(Some(cx.into_left())),
             None => Ok(None),
         }
     }

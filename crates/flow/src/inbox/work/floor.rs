@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use oncebox_core::depot::{Taken, Ticket};
-use oncebox_core::pace::{Bucket, Circuit};
+use oncebox_core::pace::{Ahead, Bucket, Circuit};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -50,11 +50,11 @@ struct Held {
     lost: CancellationToken,
 }
 
-#[derive(Default)]
 struct State {
     waiting: VecDeque<Taken>,
     held: HashMap<Ticket, Held>,
     loads: Vec<Load>,
+    ahead: Ahead,
     is_closed: bool,
 }
 
@@ -74,7 +74,7 @@ pub(super) enum Health {
 
 pub(super) struct Floor {
     state: Mutex<State>,
-    capacity: usize,
+    /// How many run at once.
     seats: usize,
     began: Instant,
     /// Something waits for a seat, or the floor is closed.
@@ -84,7 +84,8 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    pub(super) fn new(rules: Vec<Rule>, seats: usize, capacity: usize) -> Self {
+    /// Has room for `seats` that run and up to `prefetch` that wait.
+    pub(super) fn new(rules: Vec<Rule>, seats: usize, prefetch: usize) -> Self {
         let loads = rules.into_iter().map(|rule| Load {
             keys: rule.keys,
             concurrency: rule.concurrency,
@@ -93,8 +94,13 @@ impl Floor {
             circuit: rule.options.breaker.map(Circuit::new),
         });
         Self {
-            state: Mutex::new(State { loads: loads.collect(), ..State::default() }),
-            capacity,
+            state: Mutex::new(State {
+                waiting: VecDeque::new(),
+                held: HashMap::new(),
+                loads: loads.collect(),
+                ahead: Ahead::new(seats, prefetch),
+                is_closed: false,
+            }),
             seats,
             began: Instant::now(),
             arrived: Notify::new(),
@@ -112,8 +118,9 @@ impl Floor {
     }
 
     pub(super) fn room(&self) -> Room {
-        let held = self.state().held.len();
-        Room { held, free: self.capacity.saturating_sub(held) }
+        let mut state = self.state();
+        let (held, ahead) = (state.held.len(), state.ahead.look(self.began.elapsed()));
+        Room { held, free: self.seats.saturating_add(ahead).saturating_sub(held) }
     }
 
     /// How many of each key may be taken.
@@ -132,7 +139,10 @@ impl Floor {
     /// no seat finds nothing: the first delivery of an idle seat costs a commit
     /// to be counted.
     pub(super) fn wants_more(&self) -> bool {
-        self.state().waiting.len() <= self.capacity.saturating_sub(self.seats) / 2 && !self.wants().is_empty()
+        let mut state = self.state();
+        let is_low = state.waiting.len() <= state.ahead.look(self.began.elapsed()) / 2;
+        drop(state);
+        is_low && !self.wants().is_empty()
     }
 
     /// Puts deliveries on the floor; answers with those it has no room for.
@@ -208,6 +218,7 @@ impl Floor {
         let mut state = self.state();
         let mut parked = Vec::new();
         if let Some(held) = state.held.remove(&ticket) {
+            state.ahead.finish_one();
             let opened = state.loads.get_mut(held.handler).is_some_and(|load| load.close_one(health, now));
             if opened {
                 parked = state.drop_waiting(held.handler);

@@ -1,6 +1,8 @@
 //! Storing messages and their handlers' shares of them, in few statements
 //! however many there are.
 
+use std::collections::HashSet;
+
 use oncebox_core::cloudevents;
 use oncebox_core::depot::{Assigned, Assignment, Deposit, Deposited, Number, Stored, StoredPage};
 use oncebox_core::digest::bounded_key;
@@ -222,6 +224,9 @@ async fn insert_shares(
     fn each<'a, T>(shares: &'a [Share<'_>], column: impl Fn(&'a Share<'_>) -> T) -> Vec<T> {
         shares.iter().map(column).collect()
     }
+    let mut lanes = HashSet::new();
+    let follows: Vec<bool> =
+        shares.iter().map(|share| share.lane().is_some_and(|lane| !lanes.insert(lane))).collect();
     sqlx::query_as(store.sql(include_str!("../sql/deposit_deliveries.sql")))
         .bind(each(shares, |share| share.message))
         .bind(each(shares, |share| share.scope))
@@ -239,6 +244,7 @@ async fn insert_shares(
             share.assignment.refused.map(|(_, reason)| oncebox_core::depot::reason_text(reason))
         }))
         .bind(clock(now))
+        .bind(follows)
         .fetch_all(tx)
         .await
         .map_err(failed(SHARE_FAILED))

@@ -17,7 +17,7 @@ use super::super::store::PostgresStore;
 const LOCK_FAILED: &str = "cannot lock a lane";
 
 /// A lane's name in full.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct Lane<'a> {
     pub(in super::super) scope: &'a str,
     pub(in super::super) handler: &'a str,

@@ -8,7 +8,7 @@ INSERT INTO oncebox.delivery (
     CASE
         WHEN a.code IS NOT NULL THEN 'dead'
         WHEN a.lane IS NULL THEN 'ready'
-        WHEN row_number() OVER (PARTITION BY a.scope, a.handler, a.tenant, a.lane ORDER BY a.n) > 1 THEN 'behind'
+        WHEN a.follows THEN 'behind'
         WHEN EXISTS (
             SELECT FROM oncebox.delivery AS front
             WHERE front.scope = a.scope AND front.handler = a.handler AND front.tenant = a.tenant
@@ -18,7 +18,8 @@ INSERT INTO oncebox.delivery (
     END
 FROM (
     SELECT
-        s.message, s.scope, s.handler, s.marker, s.tenant, s.key_source, s.key_id, s.digest, s.lane, s.n, clock.now,
+        s.message, s.scope, s.handler, s.marker, s.tenant, s.key_source, s.key_id, s.digest, s.lane, s.follows, s.n,
+        clock.now,
         coalesce(s.code, CASE WHEN s.old THEN 'too_old' END) AS code,
         coalesce(s.reason, CASE WHEN s.old THEN 'the message is older than what the markers can prove' END) AS reason
     FROM (SELECT coalesce($14, clock_timestamp()) AS now) AS clock
@@ -26,9 +27,10 @@ FROM (
         SELECT u.*, u.time < clock.now - u.span * interval '1 microsecond' AS old
         FROM unnest(
             $1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[],
-            $9::text[], $10::timestamptz[], $11::bigint[], $12::text[], $13::text[]
+            $9::text[], $10::timestamptz[], $11::bigint[], $12::text[], $13::text[], $15::boolean[]
         ) WITH ORDINALITY AS u (
-            message, scope, handler, marker, tenant, key_source, key_id, digest, lane, time, span, code, reason, n
+            message, scope, handler, marker, tenant, key_source, key_id, digest, lane, time, span, code, reason,
+            follows, n
         )
     ) AS s
 ) AS a
