@@ -4,9 +4,9 @@
 //!
 //! What it leaves out: the digest of the body and whether another body came
 //! under the same id; the age gate and the look at old markers; most of the
-//! message's attributes; waits that are bounded by lock timeouts; heartbeats, suspects and leases that ran out; timeouts and panics of the
-//! handler; retries; a check before COMMIT that the transaction is sound; and
-//! a way to learn what became of a COMMIT whose answer was lost.
+//! message's attributes; waits that are bounded by lock timeouts; heartbeats,
+//! suspects and leases that ran out; timeouts and panics of the handler;
+//! retries; and a way to learn what became of a COMMIT whose answer was lost.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use crate::lab::{HANDLER, Lab as _};
 use crate::order::{Order, deliveries};
 
 /// Messages of one INSERT: as many as the inbox stores at once.
-const DEPOSIT: usize = 200;
+const DEPOSIT: usize = 1_000;
 /// Deliveries that a loop leases at once: more makes it slower.
 const LEASED: i64 = 32;
 const DIGEST: [u8; 32] = [0; 32];

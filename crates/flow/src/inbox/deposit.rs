@@ -24,8 +24,9 @@ use crate::crash::CrashPoint;
 use crate::shield::Shield;
 use crate::telemetry;
 
-/// Deposits of one transaction.
-const BATCH: usize = 200;
+/// The most deposits of one transaction, and about how many bytes they carry.
+const BATCH: usize = 1_000;
+const BATCH_BYTES: usize = 4 << 20;
 
 /// A message that waits to be stored.
 pub(super) struct Entry {
@@ -96,7 +97,13 @@ impl<S: Depot> Depositor<S> {
 
     fn next_batch(queue: &Mutex<VecDeque<Entry>>) -> Vec<Entry> {
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = queue.len().min(BATCH);
+        let mut bytes = 0;
+        let fits = |entry: &&Entry| {
+            let has_room = bytes < BATCH_BYTES;
+            bytes += entry.envelope.payload.len();
+            has_room
+        };
+        let count = queue.iter().take(BATCH).take_while(fits).count();
         queue.drain(..count).collect()
     }
 }
