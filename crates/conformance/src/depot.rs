@@ -93,6 +93,7 @@ macro_rules! depot_suite_work {
                 a_marker_that_is_there_is_told_and_the_delivery_concluded
                 a_finish_without_a_mark_writes_no_marker
                 several_finishes_of_one_transaction_tell_what_each_has_found
+                of_two_finishes_with_one_marker_one_is_the_first
                 one_lost_lease_refuses_all_finishes_of_a_transaction
                 what_is_undone_leaves_what_was_written_before_and_after
                 a_lease_that_ran_out_finishes_while_nobody_took_it
@@ -127,6 +128,7 @@ macro_rules! depot_suite_lanes {
                 a_dead_head_that_frees_its_lane_has_left_it
                 a_duplicate_frees_its_lane
                 what_is_born_dead_waits_in_its_lane_and_blocks_it
+                what_is_born_dead_may_leave_its_lane
                 a_replayed_delivery_does_not_run_beside_its_lane
                 one_that_dies_keeps_back_only_those_after_it
                 a_finished_head_does_not_let_others_past_a_dead_one

@@ -71,6 +71,7 @@ macro_rules! durable_suite {
             $crate::cases!(on_store, $fixture, durable::names, [
                 a_renamed_handler_takes_up_what_was_stored_for_its_former_key
                 a_renamed_handler_does_not_repeat_what_its_former_key_has_done
+                a_worker_does_not_repeat_what_a_former_key_has_done
                 an_unknown_handlers_deliveries_wait_and_are_parked_not_buried
                 two_services_in_one_database_do_not_meet
             ]);
@@ -98,12 +99,14 @@ macro_rules! durable_suite {
                 a_handler_may_say_when_it_wants_to_be_called_again
                 a_permanent_failure_is_buried_at_once
                 a_panic_and_a_timeout_are_failures
+                a_panic_before_the_first_await_costs_no_seat
                 every_handler_has_a_policy_of_its_own
             ]);
         }
         mod stopping {
             $crate::cases!(on_store, $fixture, durable::stopping, [
                 a_stop_gives_back_what_has_not_begun_and_spends_nothing
+                a_worker_that_is_dropped_lets_its_leases_run_out
                 a_stop_lets_running_handlers_finish
                 a_handler_that_does_not_end_is_given_back_after_the_drain
                 many_workers_share_the_work

@@ -64,6 +64,8 @@ pub struct Assignment<'a> {
     pub window: Option<Duration>,
     /// Why it cannot be handled at all; it is born dead then.
     pub refused: Option<(&'a str, &'a str)>,
+    /// One that is born dead leaves its lane: later ones do not wait for it.
+    pub frees_lane: bool,
 }
 
 /// What became of a deposit.

@@ -128,6 +128,20 @@ pub async fn several_finishes_of_one_transaction_tell_what_each_has_found<F: Dep
     assert_eq!(marked(&store, "2", &plain("2").payload).await, reply);
 }
 
+pub async fn of_two_finishes_with_one_marker_one_is_the_first<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["1", "2"], 0).await;
+    let held = super::steps::take(&store, 0).await;
+    let same = Finish { mark: Some(mark(&held[0])), ..finishing(&held[1]) };
+
+    let mut tx = store.begin().await.unwrap();
+    let mut found = store.finish_all(&mut tx, &[finishing(&held[0]), same], at(1)).await.unwrap();
+    store.rollback(tx).await.unwrap();
+
+    found.sort_by_key(|marked| *marked != Marked::First);
+    assert!(matches!(found[..], [Marked::First, Marked::Duplicate { .. }]), "{found:?}");
+}
+
 pub async fn one_lost_lease_refuses_all_finishes_of_a_transaction<F: DepotFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     give(&store, &["1", "2", "3"], 0).await;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use oncebox_core::depot::{Deposit, Fate, TakeRequest, Taken};
 use oncebox_core::inspect::Inspect;
@@ -145,6 +146,29 @@ pub async fn what_is_born_dead_waits_in_its_lane_and_blocks_it<F: DepotFixture>(
     assert!(two_heads.is_empty(), "a is still running");
     assert_eq!(second.envelope.id, "b");
     assert_eq!(taken(&store, 3).await, ["c"]);
+}
+
+pub async fn what_is_born_dead_may_leave_its_lane<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let (a, b, c, d) = (plain("a"), Envelope { time: at(0), ..plain("b") }, plain("c"), plain("d"));
+    let deposits = [&a, &b, &c, &d].map(|envelope| {
+        let mut deposit = in_lane(envelope, "k");
+        deposit.assignments[0].frees_lane = true;
+        deposit
+    });
+    let [mut forged, mut old, third, fourth] = deposits;
+    forged.assignments[0].refused = Some(("forged", "no"));
+    old.assignments[0].window = Some(Duration::from_secs(60));
+
+    put(&store, &[forged], 100).await;
+    put(&store, &[old, third], 100).await;
+    put(&store, &[fourth], 100).await;
+
+    assert_eq!(store.letters(&Default::default(), 10).await.unwrap().len(), 2);
+    let c = take_one(&store, 100).await;
+    assert_eq!(c.envelope.id, "c");
+    done(&store, &c, 101).await;
+    assert_eq!(taken(&store, 101).await, ["d"]);
 }
 
 pub async fn a_replayed_delivery_does_not_run_beside_its_lane<F: DepotFixture>(fixture: Arc<F>) {

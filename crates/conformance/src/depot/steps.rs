@@ -30,7 +30,7 @@ pub const DEAD: Fate<'static> =
 #[must_use]
 pub fn share<'a>(handler: &'a str, envelope: &Envelope) -> Assignment<'a> {
     let key = MessageKey { source: envelope.source.clone(), id: envelope.id.clone() };
-    Assignment { handler, marker: handler, key, lane: None, window: None, refused: None }
+    Assignment { handler, marker: handler, key, lane: None, window: None, refused: None, frees_lane: false }
 }
 
 /// A message for some handlers.

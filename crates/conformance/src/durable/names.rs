@@ -9,6 +9,7 @@ use oncebox_flow::{WorkOptions, Worker};
 
 use super::scene::{Bench, options};
 use crate::fixture::StoreFixture;
+use crate::sample::moment;
 
 pub async fn a_renamed_handler_takes_up_what_was_stored_for_its_former_key<F: StoreFixture>(fixture: Arc<F>)
 where
@@ -43,6 +44,28 @@ where
     bench.deliver(&old, [1, 2]).await;
 
     assert_eq!((bench.effects_of("old").await, bench.effects_of("new").await), (vec![1], vec![2]));
+}
+
+pub async fn a_worker_does_not_repeat_what_a_former_key_has_done<F: StoreFixture>(fixture: Arc<F>)
+where
+    F::Store: Depot + Letters,
+{
+    let bench = Bench::new(&fixture);
+    let old = bench.inbox().handler(bench.booker("old")).build().unwrap();
+    let new =
+        bench.inbox().handler_with(bench.booker("new"), |options| options.legacy("old")).build().unwrap();
+    bench.deliver(&old, [1]).await;
+    bench.worker(&old).run_until_idle().await.unwrap();
+    bench.deliver(&old, [2]).await;
+
+    // The first was handled under the former key, the second waits under it.
+    assert_eq!(new.backfill("new", moment(0)).await.unwrap(), 2);
+    let options = WorkOptions { batch: 10, ..options() };
+    bench.run_until(vec![Worker::new(&new, options).unwrap()], "new", 1).await;
+    bench.worker(&new).run_until_idle().await.unwrap();
+
+    assert_eq!((bench.effects_of("old").await, bench.effects_of("new").await), (vec![1], vec![2]));
+    assert_eq!((bench.counts("old").await.ready, bench.counts("new").await.ready), (0, 0));
 }
 
 pub async fn an_unknown_handlers_deliveries_wait_and_are_parked_not_buried<F: StoreFixture>(fixture: Arc<F>)

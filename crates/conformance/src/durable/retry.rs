@@ -8,10 +8,12 @@ use oncebox_core::depot::Depot;
 use oncebox_core::letters::Letters;
 use oncebox_core::{HandlerError, Outcome};
 use oncebox_flow::HandlerOptions;
+use oncebox_flow::inbox::Effects;
 
 use super::scene::{Bench, patient};
 use crate::fixture::StoreFixture;
 use crate::path::scene::HANDLER;
+use crate::sample::Posted;
 
 pub async fn one_handlers_failure_does_not_touch_another<F: StoreFixture>(fixture: Arc<F>)
 where
@@ -139,6 +141,26 @@ where
     let letters = bench.letters().await;
     assert_eq!(letters.len(), 2);
     assert!(letters[1].reason.contains("took longer"), "{}", letters[1].reason);
+}
+
+pub async fn a_panic_before_the_first_await_costs_no_seat<F: StoreFixture>(fixture: Arc<F>)
+where
+    F::Store: Depot + Letters,
+{
+    let bench = Bench::new(&fixture);
+    let hasty = |_effects: Effects, _message: Posted| -> std::future::Ready<Result<(), HandlerError>> {
+        panic!("on purpose")
+    };
+    let inbox = bench.inbox().retry(patient(1)).outside("hasty", hasty).handler(bench.booker(HANDLER));
+    let inbox = inbox.build().unwrap();
+    bench.deliver(&inbox, 1..=8).await;
+
+    bench.run_until(vec![bench.worker(&inbox)], HANDLER, 8).await;
+    bench.exhaust(&bench.worker(&inbox)).await;
+
+    let letters = bench.letters().await;
+    assert_eq!(letters.len(), 8);
+    assert!(letters.iter().all(|letter| letter.reason.contains("on purpose")), "{letters:?}");
 }
 
 pub async fn every_handler_has_a_policy_of_its_own<F: StoreFixture>(fixture: Arc<F>)

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use oncebox_core::depot::Depot;
+use oncebox_core::depot::{Depot, TakeRequest, Want};
 use oncebox_core::letters::Letters;
+use oncebox_flow::inbox::Effects;
 use oncebox_flow::{WorkOptions, Worker};
 use tokio_util::sync::CancellationToken;
 
@@ -13,6 +14,7 @@ use super::pace::Sleeper;
 use super::scene::{Bench, options};
 use crate::fixture::StoreFixture;
 use crate::path::scene::HANDLER;
+use crate::sample::Posted;
 
 pub async fn a_stop_gives_back_what_has_not_begun_and_spends_nothing<F: StoreFixture>(fixture: Arc<F>)
 where
@@ -38,6 +40,48 @@ where
     assert!(done < 10);
     let rest = bench.worker(&inbox).run_until_idle().await.unwrap();
     assert!(rest.iter().all(|worked| worked.attempt == 1), "no attempt was spent: {rest:?}");
+}
+
+pub async fn a_worker_that_is_dropped_lets_its_leases_run_out<F: StoreFixture>(fixture: Arc<F>)
+where
+    F::Store: Depot + Letters,
+{
+    let bench = Bench::new(&fixture);
+    let lease = Duration::from_millis(300);
+    let (started, mut has_started) = tokio::sync::mpsc::unbounded_channel();
+    let endless = move |_effects: Effects, _message: Posted| {
+        started.send(()).unwrap();
+        std::future::pending()
+    };
+    let inbox = bench.inbox().outside(HANDLER, endless).build().unwrap();
+    bench.deliver(&inbox, 1..=4).await;
+    let worker = Worker::new(&inbox, WorkOptions { concurrency: 1, lease, ..options() }).unwrap();
+    let running = tokio::spawn(worker.run(CancellationToken::new()));
+    has_started.recv().await.unwrap();
+    while bench.counts(HANDLER).await.leased < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+
+    running.abort();
+    running.await.unwrap_err();
+    bench.clock.advance(2 * lease);
+    // Time enough for a renewal.
+    tokio::time::sleep(lease).await;
+
+    let wants = [Want { handler: HANDLER, limit: 10 }];
+    let request = TakeRequest {
+        scope: "",
+        holder: "another",
+        lease,
+        limit: 10,
+        seats: 0,
+        wants: &wants,
+        suspects: false,
+    };
+    let waiting = bench.store.take(&request, bench.clock.now()).await.unwrap();
+    let begun =
+        bench.store.take(&TakeRequest { suspects: true, ..request }, bench.clock.now()).await.unwrap();
+    assert_eq!((waiting.len(), begun.len()), (3, 1));
 }
 
 pub async fn a_stop_lets_running_handlers_finish<F: StoreFixture>(fixture: Arc<F>)

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::future::BoxFuture;
 use oncebox_core::depot::{Assigned, Assignment, Deposit, Deposited};
 use oncebox_core::handler::MessageKey;
+use oncebox_core::plan::OnDead;
 use oncebox_core::store::{Dedup, Mailbox};
 use oncebox_core::{Depot, Envelope, Error, HandlerKey, Kind, Outcome, Result, Verdict};
 use tokio::sync::{Mutex as Turn, oneshot};
@@ -27,6 +28,9 @@ use crate::telemetry;
 /// The most deposits of one transaction, and about how many bytes they carry.
 const BATCH: usize = 1_000;
 const BATCH_BYTES: usize = 4 << 20;
+/// The most of their shares that are in order: each may take a lock, and
+/// PostgreSQL has room for a few thousand.
+const BATCH_LANES: usize = 200;
 
 /// A message that waits to be stored.
 pub(super) struct Entry {
@@ -45,6 +49,7 @@ pub(super) struct Share {
     lane: Option<String>,
     window: Option<std::time::Duration>,
     refused: Option<(&'static str, String)>,
+    frees_lane: bool,
 }
 
 impl Share {
@@ -56,6 +61,7 @@ impl Share {
             lane: self.lane.as_deref(),
             window: self.window,
             refused: self.refused.as_ref().map(|(code, reason)| (*code, reason.as_str())),
+            frees_lane: self.frees_lane,
         }
     }
 }
@@ -97,10 +103,11 @@ impl<S: Depot> Depositor<S> {
 
     fn next_batch(queue: &Mutex<VecDeque<Entry>>) -> Vec<Entry> {
         let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut bytes = 0;
+        let (mut bytes, mut lanes) = (0, 0);
         let fits = |entry: &&Entry| {
-            let has_room = bytes < BATCH_BYTES;
+            let has_room = bytes < BATCH_BYTES && lanes < BATCH_LANES;
             bytes += entry.envelope.payload.len();
+            lanes += entry.shares.iter().filter(|share| share.lane.is_some()).count();
             has_room
         };
         let count = queue.iter().take(BATCH).take_while(fits).count();
@@ -143,6 +150,9 @@ impl<S: Depot> Deposits for Depositor<S> {
 
 /// Stores a batch, or, if something in it is refused, each message by itself.
 async fn store_all<S: Depot>(store: &S, clock: &Clock, batch: Vec<Entry>) {
+    if batch.is_empty() {
+        return;
+    }
     match deposit(store, clock, &batch).await {
         Ok(deposited) => {
             for (entry, deposited) in batch.into_iter().zip(deposited) {
@@ -206,6 +216,7 @@ impl<S: Mailbox + Dedup> Inner<S> {
             lane: envelope.key.clone().filter(|_| is_ordered),
             window: self.window(handler),
             refused,
+            frees_lane: handler.options().lanes == Some(OnDead::SkipKey),
         }
     }
 }

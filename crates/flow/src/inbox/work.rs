@@ -189,7 +189,7 @@ impl<S: Mailbox + Depot> Worker<S> {
             timeout(self.options.drain, async { while seats.join_next().await.is_some() {} }).await.is_ok();
         seats.shutdown().await;
         self.give_back(floor.tickets()).await;
-        heart.abort();
+        drop(heart);
         info!(drained, "worker.stopped");
         drained
     }

@@ -268,7 +268,7 @@ fn assign<'m>(
     assignment: &Assignment<'_>,
     now: Timestamp,
 ) -> Assigned {
-    let Assignment { handler, marker, ref key, lane, window, refused } = *assignment;
+    let Assignment { handler, marker, ref key, lane, window, refused, frees_lane } = *assignment;
     let identity = DeliveryKey {
         handler: (share.scope.clone(), handler.to_owned()),
         tenant: share.tenant.clone(),
@@ -286,6 +286,7 @@ fn assign<'m>(
     if let Some((code, reason)) = refused.or(too_old) {
         (delivery.code, delivery.reason) = (Some(code.to_owned()), Some(reason_text(reason)));
         delivery.die(now);
+        delivery.lane = delivery.lane.filter(|_| !frees_lane);
     } else {
         delivery.stage = view.place(delivery.lane().as_ref(), view.next_number());
     }

@@ -284,9 +284,24 @@ impl Transaction<PostgresStore> for sqlx::Transaction<'_, Postgres> {
     }
 }
 
+/// A nested transaction of the driver that is dropped while it begins rolls
+/// back all of it. What came after that would stand alone, and there would be
+/// nothing to commit.
+pub(super) fn still_open(connection: &PgConnection) -> Result<()> {
+    match connection.is_in_transaction() {
+        true => Ok(()),
+        false => {
+            let text = "the transaction was rolled back inside, by a nested one that was dropped; \
+                        nothing was committed";
+            Err(Error::new(Kind::Rejected, text))
+        }
+    }
+}
+
 /// PostgreSQL answers COMMIT of a doomed transaction with ROLLBACK and no
 /// error, and sqlx does not look; so ask first.
 async fn commit(mut begun: sqlx::Transaction<'static, Postgres>) -> Result<()> {
+    still_open(&begun)?;
     if let Err(cause) = begun.execute(sqlx::raw_sql("SELECT 1")).await {
         let code = cause.as_database_error().and_then(|error| error.code());
         if code.as_deref() != Some(IN_FAILED_TRANSACTION) {

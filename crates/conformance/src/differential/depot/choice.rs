@@ -88,6 +88,7 @@ impl Chooser {
             lane: LANES[number % LANES.len()],
             window: self.dice.once_in(2).then_some(MINUTE),
             is_refused: self.dice.once_in(12),
+            frees_lane: self.dice.once_in(2),
         }
     }
 

@@ -52,6 +52,7 @@ pub(super) struct Arrival {
     pub(super) lane: Option<&'static str>,
     pub(super) window: Option<Duration>,
     pub(super) is_refused: bool,
+    pub(super) frees_lane: bool,
 }
 
 /// A fate that owns its parts.

@@ -168,7 +168,15 @@ impl<S: Depot + Letters + Inspect + Retention> Side<S> {
         let Some(stored) = found else { return "no such message".into() };
         let key = MessageKey { source: stored.envelope.source.clone(), id: id.clone() };
         let lane = None;
-        let assignment = Assignment { handler, marker: handler, key, lane, window: None, refused: None };
+        let assignment = Assignment {
+            handler,
+            marker: handler,
+            key,
+            lane,
+            window: None,
+            refused: None,
+            frees_lane: false,
+        };
         let mut tx = self.store.begin().await.unwrap();
         let assigned = self.store.assign(&mut tx, stored.number, &assignment, now).await;
         self.store.commit(tx).await.unwrap();
@@ -235,7 +243,7 @@ impl<S: Depot + Letters + Inspect + Retention> Side<S> {
 }
 
 fn deposit(arrival: &Arrival) -> Deposit<'_> {
-    let Arrival { channel, envelope, handlers, lane, window, is_refused } = arrival;
+    let Arrival { channel, envelope, handlers, lane, window, is_refused, frees_lane } = arrival;
     let key = MessageKey { source: envelope.source.clone(), id: envelope.id.clone() };
     let assignments = handlers.iter().map(|handler| Assignment {
         handler,
@@ -244,6 +252,7 @@ fn deposit(arrival: &Arrival) -> Deposit<'_> {
         lane: *lane,
         window: *window,
         refused: is_refused.then_some(("refused", "no")),
+        frees_lane: *frees_lane,
     });
     Deposit { scope: "", channel, envelope, assignments: assignments.collect() }
 }

@@ -4,16 +4,25 @@
 //! If the shared commit does not come about, each is run again by itself, as
 //! if there had been no batch.
 
-use oncebox_core::depot::{Finish, Savepoint, Taken};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox_core::depot::{Finish, Savepoint, Taken, Ticket};
 use oncebox_core::store::{Mailbox, Marked};
 use oncebox_core::{Depot, Error, Kind, Outcome, Result};
+use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::desk::{Desk, Ended, Job};
+use super::desk::{Desk, Ended, Job, ROLLBACK_TIMEOUT};
 use super::floor::Health;
 use crate::crash::CrashPoint;
+use crate::inbox::handler::Erased;
 use crate::inbox::receive::Interrupt;
 use crate::telemetry;
+
+/// How long a transaction may go without a word to the database.
+const QUIET: Duration = Duration::from_secs(5);
 
 /// What came of a batch before its commit.
 struct Attempted<'d, S: Mailbox + Depot> {
@@ -28,25 +37,24 @@ impl<S: Mailbox + Depot> Desk<S> {
     pub(super) async fn handle_all(&self, batch: Vec<Taken>) {
         let (together, alone): (Vec<Taken>, Vec<Taken>) =
             batch.into_iter().partition(|taken| self.can_share(taken));
-        if together.len() < 2 {
-            for taken in together.into_iter().chain(alone) {
-                self.handle(taken.into(), false).await;
-            }
-            return;
-        }
-        if !self.share(&together).await {
-            for taken in together {
-                self.handle(taken.into(), false).await;
-            }
-        }
-        for taken in alone {
+        let is_shared = together.len() > 1 && self.share(&together).await;
+        let one_by_one = together.into_iter().filter(|_| !is_shared).chain(alone);
+        let mut rest: VecDeque<Taken> = one_by_one.collect();
+        while let Some(taken) = rest.pop_front() {
             self.handle(taken.into(), false).await;
+            // Those that wait for it are not late.
+            self.floor.begin(rest.iter().map(|taken| taken.ticket));
         }
     }
 
-    /// A suspect is run by itself; so is what ends more than its own delivery.
+    /// A suspect is run by itself; so is what ends or asks for more than its own delivery.
     fn can_share(&self, taken: &Taken) -> bool {
-        taken.started && taken.deaths == 0 && taken.lane.is_none() && self.runs_inside(taken)
+        let has_formers = |handler: &Arc<dyn Erased<S>>| !handler.options().legacy.is_empty();
+        taken.started
+            && taken.deaths == 0
+            && taken.lane.is_none()
+            && self.runs_inside(taken)
+            && !self.handler_of(taken).is_some_and(has_formers)
     }
 
     /// Runs them in one transaction; false if it did not commit, and nothing has happened.
@@ -77,13 +85,22 @@ impl<S: Mailbox + Depot> Desk<S> {
         let mut begun = store.begin().await?;
         let mut attempted = Attempted { good: Vec::new(), bad: Vec::new() };
         store.savepoint(&mut begun, Savepoint::Set).await?;
+        let tickets: Vec<Ticket> = jobs.iter().map(|job| job.taken.ticket).collect();
+        let mut moved_at = Instant::now();
         for job in jobs {
             self.inner.probe.reach(CrashPoint::D3).await?;
             let ran = match self.body(&job, &mut begun).await {
-                Ok(Some(left)) if !left.has_written => Ok(left.reply),
+                Ok(Some(left)) if !left.has_written && moved_at.elapsed() < QUIET => Ok(left.reply),
                 // A statement that failed and was hidden by the handler shows here.
                 Ok(Some(left)) => match store.savepoint(&mut begun, Savepoint::Next).await {
-                    Ok(()) => Ok(left.reply),
+                    Ok(()) => {
+                        if moved_at.elapsed() >= QUIET {
+                            // All of them end with the commit, so none is late before it.
+                            self.floor.begin(tickets.iter().copied());
+                            moved_at = Instant::now();
+                        }
+                        Ok(left.reply)
+                    }
                     Err(error) => Err(Interrupt::from(error)),
                 },
                 Ok(None) => return Err(Error::new(Kind::Fenced, "a lease was lost")),
@@ -92,7 +109,9 @@ impl<S: Mailbox + Depot> Desk<S> {
             match ran {
                 Ok(reply) => attempted.good.push((job, reply)),
                 Err(Interrupt::Ended(outcome @ (Outcome::Failed { .. } | Outcome::Refused { .. }))) => {
-                    store.savepoint(&mut begun, Savepoint::Undo).await?;
+                    let undone = store.savepoint(&mut begun, Savepoint::Undo);
+                    let slow = |_| Error::new(Kind::Unavailable, "a savepoint could not be reached in time");
+                    timeout(ROLLBACK_TIMEOUT, undone).await.map_err(slow)??;
                     attempted.bad.push((job, outcome));
                 }
                 // The database's troubles are everybody's.

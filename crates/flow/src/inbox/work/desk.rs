@@ -25,9 +25,11 @@ use crate::inbox::receive::{Interrupt, judge, panic_text};
 use crate::telemetry;
 
 /// How long a rollback may take.
-const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest wait between two runs of a contended unit.
 const CONTENTION_WAIT: Duration = Duration::from_millis(20);
+/// How often a seat keeps its connection before others get their turn at it.
+const KEEPS: usize = 32;
 /// How often an unknown commit is looked up before the lease decides.
 const LOOKUPS: u32 = 5;
 /// The waits between two tries to write what came of a run.
@@ -57,18 +59,23 @@ pub(super) struct Job<'d, S: Mailbox + Depot> {
 }
 
 impl<S: Mailbox + Depot> Job<'_, S> {
+    /// The age of the message was looked at when it was stored.
+    fn mark(&self) -> Mark<'_> {
+        Mark {
+            tenant: &self.taken.envelope.tenant,
+            handler: &self.marker,
+            key: &self.key,
+            digest: self.taken.digest,
+            time: None,
+            window: None,
+        }
+    }
+
     /// What its run leaves if it went well.
     pub(super) fn finish<'a>(&'a self, reply: Option<&'a [u8]>, next: Option<Ticket>) -> Finish<'a> {
         Finish {
             ticket: self.taken.ticket,
-            mark: Some(Mark {
-                tenant: &self.taken.envelope.tenant,
-                handler: &self.marker,
-                key: &self.key,
-                digest: self.taken.digest,
-                time: None,
-                window: None,
-            }),
+            mark: Some(self.mark()),
             result: reply,
             frees_lane: self.taken.lane.is_some(),
             next,
@@ -80,11 +87,13 @@ impl<S: Mailbox + Depot> Job<'_, S> {
 pub(super) struct Turn<S: Mailbox + Depot> {
     taken: Taken,
     open: Option<S::Begun>,
+    /// How often the connection has been kept.
+    kept: usize,
 }
 
 impl<S: Mailbox + Depot> From<Taken> for Turn<S> {
     fn from(taken: Taken) -> Self {
-        Self { taken, open: None }
+        Self { taken, open: None, kept: 0 }
     }
 }
 
@@ -179,13 +188,14 @@ impl<S: Mailbox + Depot> Desk<S> {
     /// Runs one delivery to the end. With `goes_on`, the next one that waits
     /// is counted by the same commit and handed back to be run.
     pub(super) async fn handle(&self, turn: Turn<S>, goes_on: bool) -> (Worked, Option<Turn<S>>) {
-        let Turn { taken, mut open } = turn;
+        let Turn { taken, mut open, kept } = turn;
         let Some(job) = self.job(&taken) else {
             self.floor.leave(taken.ticket, Health::Unknown);
             let handler = HandlerKey::new("unknown");
             return (Worked { handler, id: taken.envelope.id, attempt: taken.attempt, outcome: None }, None);
         };
-        let mut next = None;
+        let mut next: Option<Turn<S>> = None;
+        let goes_on = goes_on.then_some(kept);
         let ended = if taken.started || self.start(taken.ticket).await {
             self.run(&job, &mut open, &mut next, goes_on).await
         } else {
@@ -214,7 +224,7 @@ impl<S: Mailbox + Depot> Desk<S> {
     /// What is needed to run a delivery, from now on.
     pub(super) fn job<'d>(&self, taken: &'d Taken) -> Option<Job<'d, S>> {
         let handler = Arc::clone(self.handler_of(taken)?);
-        self.floor.begin(taken.ticket);
+        self.floor.begin([taken.ticket]);
         Some(Job {
             taken,
             marker: self.inner.marker(handler.key()).into_owned(),
@@ -255,7 +265,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         job: &Job<'_, S>,
         open: &mut Option<S::Begun>,
         next: &mut Option<Turn<S>>,
-        goes_on: bool,
+        goes_on: Option<usize>,
     ) -> Ended {
         if self.is_worn_out(job.taken, &job.handler) {
             return Ended::Outcome(worn_out(job.taken));
@@ -286,7 +296,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         job: &Job<'_, S>,
         open: Option<S::Begun>,
         next: &mut Option<Turn<S>>,
-        goes_on: bool,
+        goes_on: Option<usize>,
     ) -> Result<Ended, Interrupt> {
         let store = &self.inner.store;
         if job.handler.is_outside() {
@@ -296,6 +306,13 @@ impl<S: Mailbox + Depot> Desk<S> {
             Some(begun) => begun,
             None => store.begin().await?,
         };
+        match self.mark_formers(job, &mut begun).await {
+            Ok(Marked::First) => {}
+            other => {
+                self.undo(begun).await;
+                return not_first(other);
+            }
+        }
         let reply = match self.body(job, &mut begun).await {
             Ok(Some(left)) => left.reply,
             Ok(None) => {
@@ -310,7 +327,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         if let Err(crashed) = self.inner.probe.reach(CrashPoint::D4).await {
             return Ok(died(&crashed));
         }
-        if goes_on && next.is_none() {
+        if let (Some(_), None) = (goes_on, &next) {
             *next = self.floor.reserve().map(Turn::from);
         }
         let finish = job.finish(reply.as_deref(), next.as_ref().and_then(Turn::uncounted));
@@ -322,7 +339,8 @@ impl<S: Mailbox + Depot> Desk<S> {
                 return not_first(other);
             }
         }
-        let is_followed = next.as_ref().is_some_and(|next| self.runs_inside(&next.taken));
+        let kept = goes_on.map_or(0, |kept| kept + 1);
+        let is_followed = kept < KEEPS && next.as_ref().is_some_and(|next| self.runs_inside(&next.taken));
         let mut open = None;
         match store.commit_sound(begun, is_followed).await {
             Ok(begun) => open = begun,
@@ -336,12 +354,27 @@ impl<S: Mailbox + Depot> Desk<S> {
         }
         if let Some(next) = next {
             next.taken.started = true;
+            next.kept = if open.is_some() { kept } else { 0 };
             next.open = open;
         }
         if let Err(crashed) = self.inner.probe.reach(CrashPoint::D5).await {
             return Ok(died(&crashed));
         }
         Ok(Ended::Outcome(Outcome::Done { result: reply }))
+    }
+
+    /// Writes the markers of the handler's former keys: under one of them it may
+    /// have handled the message already.
+    async fn mark_formers(&self, job: &Job<'_, S>, tx: &mut S::Tx) -> Result<Marked> {
+        for former in &job.handler.options().legacy {
+            let name = self.inner.marker(*former);
+            let mark = Mark { handler: &name, ..job.mark() };
+            match self.inner.store.mark(tx, &mark, self.inner.clock.now()).await? {
+                Marked::First => {}
+                other => return Ok(other),
+            }
+        }
+        Ok(Marked::First)
     }
 
     /// Whether a delivery will run in a transaction, and at once.
@@ -357,7 +390,8 @@ impl<S: Mailbox + Depot> Desk<S> {
         }
         let taken = job.taken;
         let mut cx = Context::new(tx, &taken.envelope, taken.attempt, &self.inner.outbox);
-        let run = job.handler.handle(&mut cx);
+        // Called inside: what decodes the message may panic as well.
+        let run = async { job.handler.handle(&mut cx).await };
         match self.bounded(job, run).await? {
             Some(()) => Ok(Some(cx.into_left())),
             None => Ok(None),
@@ -378,7 +412,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         let log = Arc::new(Log { store: inner.store.clone(), clock: inner.clock.clone() });
         let envelope: Arc<Envelope> = Arc::new(taken.envelope.clone());
         let effects = Effects::new(log, taken.ticket, identity, taken.attempt, envelope);
-        match self.bounded(job, job.handler.cause(effects)).await? {
+        match self.bounded(job, async { job.handler.cause(effects).await }).await? {
             Some(()) => Ok(()),
             None => Err(Interrupt::Ended(Outcome::Unavailable { reason: "the lease was lost".into() })),
         }
@@ -403,7 +437,8 @@ impl<S: Mailbox + Depot> Desk<S> {
         }
     }
 
-    /// Rolls back, but not for ever: a connection that does not answer is dropped.
+    /// Rolls back, but does not wait for ever: a connection that does not answer
+    /// is left to the pool, which has it back when it does.
     pub(super) async fn undo(&self, begun: S::Begun) {
         tokio::time::timeout(ROLLBACK_TIMEOUT, self.inner.store.rollback(begun)).await.ok();
     }

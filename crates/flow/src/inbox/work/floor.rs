@@ -140,7 +140,8 @@ impl Floor {
     /// to be counted.
     pub(super) fn wants_more(&self) -> bool {
         let mut state = self.state();
-        let is_low = state.waiting.len() <= state.ahead.look(self.began.elapsed()) / 2;
+        let ahead = state.ahead.look(self.began.elapsed());
+        let is_low = state.waiting.len() <= ahead / 2 && state.held.len() < self.seats.saturating_add(ahead);
         drop(state);
         is_low && !self.wants().is_empty()
     }
@@ -204,10 +205,13 @@ impl Floor {
         self.state().held.get(&ticket).map_or_else(CancellationToken::new, |held| held.lost.clone())
     }
 
-    /// It begins to run now.
-    pub(super) fn begin(&self, ticket: Ticket) {
-        if let Some(held) = self.state().held.get_mut(&ticket) {
-            held.since = Some(Instant::now());
+    /// These begin to run now, or are still about to.
+    pub(super) fn begin(&self, tickets: impl IntoIterator<Item = Ticket>) {
+        let (now, mut state) = (Instant::now(), self.state());
+        for ticket in tickets {
+            if let Some(held) = state.held.get_mut(&ticket) {
+                held.since = Some(now);
+            }
         }
     }
 

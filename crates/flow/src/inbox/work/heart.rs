@@ -5,16 +5,17 @@ use std::future::Future;
 use std::sync::OnceLock;
 
 use tokio::runtime::{Builder, Handle};
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 static HEART: OnceLock<Option<Handle>> = OnceLock::new();
 
-/// Runs `beat` on the heart's thread, or here if there can be none.
-pub(super) fn spawn(beat: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
-    match HEART.get_or_init(start) {
+/// Runs `beat` on the heart's thread, or here if there can be none, for as
+/// long as the answer is held: nobody's leases are renewed without an owner.
+pub(super) fn spawn(beat: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(match HEART.get_or_init(start) {
         Some(heart) => heart.spawn(beat),
         None => tokio::spawn(beat),
-    }
+    })
 }
 
 fn start() -> Option<Handle> {

@@ -51,6 +51,13 @@ impl Share<'_> {
         let lane = self.lane.as_deref()?;
         Some(Lane { scope: self.scope, handler: self.assignment.handler, tenant: self.tenant, lane })
     }
+
+    /// Whether it may be born dead and then keep nobody back.
+    fn may_leave_its_lane(&self) -> bool {
+        let Assignment { refused, window, frees_lane, .. } = self.assignment;
+        let may_be_dead = refused.is_some() || (window.is_some() && self.time.is_some());
+        self.lane.is_some() && *frees_lane && may_be_dead
+    }
 }
 
 pub(super) async fn deposit(
@@ -187,7 +194,12 @@ async fn give(
         return Ok(Vec::new());
     }
     let rows = insert_shares(store, tx, shares, now).await?;
-    if rows.len() == shares.len() {
+    let are_all_new = rows.len() == shares.len();
+    if !are_all_new || shares.iter().any(Share::may_leave_its_lane) {
+        // One that was counted on to go first may have been among those left out.
+        lane::free(store, tx, &lanes(shares), now).await?;
+    }
+    if are_all_new {
         return Ok(vec![Assigned::New; shares.len()]);
     }
     let mut rows = rows.into_iter().peekable();
@@ -199,8 +211,6 @@ async fn give(
         rows.next_if(is_this).is_some()
     };
     let is_new: Vec<bool> = shares.iter().map(is_new).collect();
-    // One that was counted on to go first may have been among those left out.
-    lane::free(store, tx, &lanes(shares), now).await?;
     let left_out: Vec<&Share<'_>> =
         shares.iter().zip(&is_new).filter_map(|(share, is_new)| (!is_new).then_some(share)).collect();
     let mut rivals = rivals(store, tx, &left_out).await?.into_iter();
@@ -245,6 +255,7 @@ async fn insert_shares(
         }))
         .bind(clock(now))
         .bind(follows)
+        .bind(each(shares, |share| share.assignment.frees_lane))
         .fetch_all(tx)
         .await
         .map_err(failed(SHARE_FAILED))

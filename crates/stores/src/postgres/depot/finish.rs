@@ -12,7 +12,7 @@ use sqlx::{FromRow, PgConnection, Row as _};
 
 use super::super::error::failed;
 use super::super::row::{Time, clock, span, storable};
-use super::super::store::PostgresStore;
+use super::super::store::{PostgresStore, still_open};
 use super::lane::{self, Lane};
 use super::{columns, fenced};
 
@@ -25,6 +25,7 @@ pub(super) async fn finish(
     finish: &Finish<'_>,
     now: Option<Timestamp>,
 ) -> Result<Marked> {
+    still_open(tx)?;
     let Finish { ticket, mark, result, frees_lane, next } = finish;
     let text = match frees_lane {
         true => {
@@ -65,6 +66,7 @@ pub(super) async fn finish_all(
     fn each<'a, T>(finishes: &[&'a Finish<'_>], column: impl Fn(&'a Mark<'_>) -> T) -> Vec<Option<T>> {
         finishes.iter().map(|finish| finish.mark.as_ref().map(&column)).collect()
     }
+    still_open(tx)?;
     // Locked in order, as everywhere that several are.
     let mut sorted: Vec<&Finish<'_>> = finishes.iter().collect();
     sorted.sort_unstable_by_key(|finish| finish.ticket.number);
@@ -87,16 +89,15 @@ pub(super) async fn finish_all(
     if usize::try_from(mine) != Ok(finishes.len()) {
         return Err(Error::new(Kind::Fenced, "the lease of one of several deliveries was lost"));
     }
-    let new: HashSet<[&str; 4]> = rows
-        .iter()
-        .filter_map(|(_, tenant, handler, source, id)| {
-            Some([tenant.as_deref()?, handler.as_deref()?, source.as_deref()?, id.as_deref()?])
-        })
+    let mut new: HashSet<[String; 4]> = rows
+        .into_iter()
+        .filter_map(|(_, tenant, handler, source, id)| Some([tenant?, handler?, source?, id?]))
         .collect();
     let mut answers = Vec::with_capacity(finishes.len());
     for finish in finishes {
         answers.push(match &finish.mark {
-            Some(mark) if !is_among(&new, mark) => marked_before(store, tx, mark).await?,
+            // Of two that share a marker, one wrote it.
+            Some(mark) if !new.remove(&name(mark)) => marked_before(store, tx, mark).await?,
             _ => Marked::First,
         });
     }
@@ -106,8 +107,9 @@ pub(super) async fn finish_all(
 /// How many deliveries were finished, and a new marker if there is one.
 type Finished = (i64, Option<String>, Option<String>, Option<String>, Option<String>);
 
-fn is_among(new: &HashSet<[&str; 4]>, mark: &Mark<'_>) -> bool {
-    new.contains(&[bounded_key(mark.tenant).as_str(), mark.handler, &mark.key.source, &mark.key.id])
+/// A marker's name as the table has it.
+fn name(mark: &Mark<'_>) -> [String; 4] {
+    [bounded_key(mark.tenant), mark.handler.to_owned(), mark.key.source.clone(), mark.key.id.clone()]
 }
 
 /// What the marker says that was there before.

@@ -48,7 +48,8 @@ pub(super) async fn take(
     for row in &rows {
         match taken(row).map_err(failed(TAKE_FAILED))? {
             Ok(taken) => all.push(taken),
-            Err((ticket, error)) => bury(store, ticket, &error, now).await?,
+            // If that fails, it is taken again when its lease has run out; the others are ours.
+            Err((ticket, error)) => bury(store, ticket, &error, now).await.unwrap_or_default(),
         }
     }
     Ok(all)

@@ -3,7 +3,8 @@
 INSERT INTO oncebox.delivery (
     message, scope, handler, tenant, key_source, key_id, digest, lane, due_at, code, reason, ended_at, state
 ) SELECT
-    a.message, a.scope, a.handler, a.tenant, a.key_source, a.key_id, a.digest, a.lane, a.now, a.code, a.reason,
+    a.message, a.scope, a.handler, a.tenant, a.key_source, a.key_id, a.digest,
+    CASE WHEN a.code IS NULL OR NOT a.frees_lane THEN a.lane END, a.now, a.code, a.reason,
     CASE WHEN a.code IS NOT NULL THEN a.now END,
     CASE
         WHEN a.code IS NOT NULL THEN 'dead'
@@ -18,8 +19,8 @@ INSERT INTO oncebox.delivery (
     END
 FROM (
     SELECT
-        s.message, s.scope, s.handler, s.marker, s.tenant, s.key_source, s.key_id, s.digest, s.lane, s.follows, s.n,
-        clock.now,
+        s.message, s.scope, s.handler, s.marker, s.tenant, s.key_source, s.key_id, s.digest, s.lane, s.follows,
+        s.frees_lane, s.n, clock.now,
         coalesce(s.code, CASE WHEN s.old THEN 'too_old' END) AS code,
         coalesce(s.reason, CASE WHEN s.old THEN 'the message is older than what the markers can prove' END) AS reason
     FROM (SELECT coalesce($14, clock_timestamp()) AS now) AS clock
@@ -27,10 +28,11 @@ FROM (
         SELECT u.*, u.time < clock.now - u.span * interval '1 microsecond' AS old
         FROM unnest(
             $1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[],
-            $9::text[], $10::timestamptz[], $11::bigint[], $12::text[], $13::text[], $15::boolean[]
+            $9::text[], $10::timestamptz[], $11::bigint[], $12::text[], $13::text[], $15::boolean[],
+            $16::boolean[]
         ) WITH ORDINALITY AS u (
             message, scope, handler, marker, tenant, key_source, key_id, digest, lane, time, span, code, reason,
-            follows, n
+            follows, frees_lane, n
         )
     ) AS s
 ) AS a

@@ -119,6 +119,7 @@ fn share<'a>(
 ) -> Share<'a> {
     let is_too_old = |window| envelope.time.is_some_and(|time| time < now.minus(window));
     let too_old = assignment.window.filter(|window| is_too_old(*window)).map(|_| TOO_OLD);
+    let dead = assignment.refused.or(too_old);
     Share {
         message,
         scope,
@@ -127,8 +128,8 @@ fn share<'a>(
         marker: Some(assignment.marker),
         key: &assignment.key,
         digest,
-        lane: assignment.lane,
-        dead: assignment.refused.or(too_old),
+        lane: assignment.lane.filter(|_| dead.is_none() || !assignment.frees_lane),
+        dead,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use oncebox_core::depot::{Fate, Finish, HISTORY, Savepoint, Standing, Ticket, reason_text};
 use oncebox_core::store::{Mark, Marked};
-use oncebox_core::{Result, Store, Timestamp};
+use oncebox_core::{Error, Result, Store, Timestamp};
 use sqlx::sqlite::SqliteConnection;
 
 use super::super::error::failed;
@@ -198,6 +198,19 @@ async fn die(
         Some(left) => lane::free(store, tx, &left, failure.now).await,
         None => Ok(()),
     }
+}
+
+/// Only a person can have made a stored message unreadable, and only a person
+/// can help; meanwhile it must not keep the others from being taken.
+pub(super) async fn bury(
+    store: &SqliteStore,
+    tx: &mut SqliteConnection,
+    (ticket, code): (Ticket, &str),
+    error: &Error,
+    now: Timestamp,
+) -> Result<()> {
+    let failure = Failure { ticket, code, reason: &error.chain(), now };
+    die(store, tx, &failure, (false, false)).await
 }
 
 pub(super) async fn standing(store: &SqliteStore, ticket: Ticket) -> Result<Standing> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use oncebox_core::cloudevents;
 use oncebox_core::depot::{Number, TakeRequest, Taken, Ticket, Want};
 use oncebox_core::handler::MessageKey;
-use oncebox_core::{Result, Store, Timestamp};
+use oncebox_core::{Error, Result, Store, Timestamp};
 use serde_json::json;
 use sqlx::Row as _;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
@@ -14,9 +14,11 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use super::super::error::failed;
 use super::super::row::count;
 use super::super::{SqliteStore, relay};
-use super::{good, text};
+use super::{finish, good, text};
 
 const TAKE: &str = "cannot take deliveries";
+/// The code of a stored message that cannot be read.
+const CORRUPT: &str = "corrupt";
 
 pub(super) async fn take(
     store: &SqliteStore,
@@ -50,9 +52,15 @@ pub(super) async fn take(
         .fetch_all(&mut *tx)
         .await
         .map_err(failed(TAKE))?;
-    let taken = rows.iter().map(taken).collect::<Result<_>>()?;
+    let mut all = Vec::with_capacity(rows.len());
+    for row in &rows {
+        match taken(row)? {
+            Ok(taken) => all.push(taken),
+            Err((ticket, error)) => finish::bury(store, &mut tx, (ticket, CORRUPT), &error, now).await?,
+        }
+    }
     store.commit(tx).await?;
-    Ok(taken)
+    Ok(all)
 }
 
 pub(super) async fn has_suspects(
@@ -121,14 +129,24 @@ fn choose(due: Vec<(Number, String)>, mut limits: BTreeMap<&str, usize>, limit: 
     due.into_iter().filter(|(_, handler)| fits(handler)).map(|(number, _)| number).take(limit).collect()
 }
 
-fn taken(row: &SqliteRow) -> Result<Taken> {
+/// A delivery, or why its message cannot be read.
+fn taken(row: &SqliteRow) -> Result<Result<Taken, (Ticket, Error)>> {
+    let ticket =
+        || -> sqlx::Result<Ticket> { Ok(Ticket { number: row.try_get(0)?, fence: row.try_get(1)? }) };
+    let ticket = ticket().map_err(failed(TAKE))?;
     let texts = || -> sqlx::Result<(String, Vec<u8>)> { Ok((row.try_get(12)?, row.try_get(13)?)) };
-    let (attributes, payload) = texts().map_err(failed(TAKE))?;
-    let envelope = cloudevents::from_attributes(&attributes, payload)?;
+    let read = texts().map_err(failed(TAKE)).and_then(|(attributes, payload)| {
+        let envelope = cloudevents::from_attributes(&attributes, payload)?;
+        Ok(envelope)
+    });
+    let envelope = match read {
+        Ok(envelope) => envelope,
+        Err(error) => return Ok(Err((ticket, error))),
+    };
     let taken = || -> sqlx::Result<Taken> {
         let (attempts, started): (u32, bool) = (row.try_get(7)?, row.try_get(10)?);
         Ok(Taken {
-            ticket: Ticket { number: row.try_get(0)?, fence: row.try_get(1)? },
+            ticket,
             handler: row.try_get(2)?,
             channel: row.try_get(3)?,
             key: MessageKey { source: row.try_get(4)?, id: row.try_get(5)? },
@@ -142,7 +160,7 @@ fn taken(row: &SqliteRow) -> Result<Taken> {
             envelope,
         })
     };
-    taken().map_err(failed(TAKE))
+    taken().map(Ok).map_err(failed(TAKE))
 }
 
 pub(super) async fn start(store: &SqliteStore, tickets: &[Ticket]) -> Result<Vec<bool>> {

@@ -23,7 +23,7 @@ const SOON: Duration = Duration::from_secs(5);
 
 fn assignment<'a>(envelope: &Envelope, lane: Option<&'a str>) -> Assignment<'a> {
     let key = MessageKey { source: envelope.source.clone(), id: envelope.id.clone() };
-    Assignment { handler: "h", marker: "h", key, lane, window: None, refused: None }
+    Assignment { handler: "h", marker: "h", key, lane, window: None, refused: None, frees_lane: false }
 }
 
 async fn try_deposit(store: &PostgresStore, batch: &[(Envelope, Option<&str>)]) -> Result<Vec<Deposited>> {

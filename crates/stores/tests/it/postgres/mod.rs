@@ -25,7 +25,7 @@ use oncebox_core::{
 };
 use oncebox_stores::postgres::{PostgresStore, migrate, pool_options};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{AssertSqlSafe, Executor, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, Executor, Row as _};
 
 const ALL: [Shard; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 

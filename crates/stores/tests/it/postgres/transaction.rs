@@ -80,6 +80,28 @@ async fn a_commit_after_a_swallowed_error_is_refused() {
     .await;
 }
 
+/// The driver then rolls all of it back, and forgets that there was a transaction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_after_a_dropped_nested_begin_never_claims_what_was_rolled_back() {
+    on_tables("a_commit_after_a_dropped_nested_begin", |store, _| async move {
+        let (mut kept, mut lost) = (0, 0);
+        for round in 0..200_u32 {
+            let message = envelope(&round.to_string());
+            let mut tx = store.begin().await.unwrap();
+            store.put(&mut tx, std::slice::from_ref(&message), None).await.unwrap();
+            dropped_after((*tx).begin(), Duration::from_micros(u64::from(round * 7 % 400))).await;
+
+            let answer = store.commit(tx).await;
+
+            assert_eq!(store.holds(&message).await.unwrap(), answer.is_ok(), "{round}: {answer:?}");
+            *(if answer.is_ok() { &mut kept } else { &mut lost }) += 1;
+        }
+        println!("{kept} kept, {lost} lost");
+        assert!(lost > 0, "a begin was dropped under way");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_commit_that_is_refused_begins_nothing_and_the_connection_serves_on() {
     on_tables("a_commit_that_is_refused_begins_nothing", |store, schema| async move {

@@ -13,7 +13,7 @@ const WANTS: [Want<'static>; 1] = [Want { handler: "h", limit: 100 }];
 
 fn assignment<'a>(envelope: &Envelope, lane: Option<&'a str>) -> Assignment<'a> {
     let key = MessageKey { source: envelope.source.clone(), id: envelope.id.clone() };
-    Assignment { handler: "h", marker: "h", key, lane, window: None, refused: None }
+    Assignment { handler: "h", marker: "h", key, lane, window: None, refused: None, frees_lane: false }
 }
 
 async fn accept(store: &SqliteStore, envelopes: &[Envelope], lane: Option<&str>, now: i64) -> Vec<Deposited> {
@@ -47,6 +47,21 @@ async fn finish(store: &SqliteStore, taken: &Taken, now: i64) -> Marked {
     let marked = store.finish(tx.connection(), &finish, at(now)).await.unwrap();
     store.commit(tx).await.unwrap();
     marked
+}
+
+#[tokio::test]
+async fn a_stored_message_that_cannot_be_read_keeps_nobody_back() {
+    let database = Database::new();
+    let store = database.store().await;
+    accept(&store, &[envelope("1", None), envelope("2", None)], None, 10).await;
+    let spoil = "UPDATE oncebox_message SET attributes = '[' WHERE id = '1'";
+    sqlx::query(spoil).execute(store.pool()).await.unwrap();
+
+    let taken = take(&store, false, 20).await;
+
+    assert_eq!(taken.iter().map(|taken| taken.key.id.as_str()).collect::<Vec<_>>(), ["2"]);
+    let letters = store.letters(&Default::default(), 10).await.unwrap();
+    assert_eq!((letters[0].code.as_str(), letters[0].attempts), ("corrupt", 0));
 }
 
 #[tokio::test]
