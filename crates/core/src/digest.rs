@@ -15,6 +15,17 @@ impl Digest {
         Self(Sha256::digest(bytes).into())
     }
 
+    /// The digest of several texts, told apart from all other ways to cut them.
+    #[must_use]
+    pub fn of_parts(parts: &[&[u8]]) -> Self {
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        Self(hash.finalize().into())
+    }
+
     /// The digest's bytes, as they are stored.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
@@ -48,6 +59,15 @@ pub fn bounded_key(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_texts_are_cut_matters() {
+        let parts: [&[&[u8]]; 5] =
+            [&[b"ab", b"c"], &[b"a", b"bc"], &[b"abc"], &[b"abc", b""], &[b"", b"abc"]];
+        let digests: std::collections::HashSet<Digest> = parts.into_iter().map(Digest::of_parts).collect();
+
+        assert_eq!(digests.len(), 5);
+    }
 
     #[test]
     fn long_keys_stay_distinct_and_short_ones_stay_themselves() {

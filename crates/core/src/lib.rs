@@ -13,6 +13,7 @@
 //! - [`plan`]: which rows a relay may send and what it may settle; [`backoff`], [`verdict`]: what a failure costs.
 //! - [`handler`]: how a handler is named and keyed; [`pace`]: how fast it may be run; [`inspect`]: what operators see.
 //! - [`cloudevents`]: an envelope on the wire; [`signature`]: who wrote it.
+//! - [`gate`]: how an HTTP request is told from its retries.
 //! - [`timestamp`], [`identifier`], [`error`]: the small print.
 
 pub mod backoff;
@@ -21,6 +22,7 @@ pub mod depot;
 pub mod digest;
 pub mod envelope;
 pub mod error;
+pub mod gate;
 pub mod handler;
 pub mod identifier;
 pub mod inspect;

@@ -127,6 +127,8 @@ pub async fn a_finish_racing_a_takeover_has_one_winner<F: DepotFixture>(fixture:
 /// over as soon as they are given. Every effect is there once all the same.
 pub async fn workers_that_rob_each_other_commit_each_effect_once<F: DepotFixture>(fixture: Arc<F>) {
     const MESSAGES: usize = 40;
+    /// Of each worker.
+    const ROBBERIES: usize = 30;
     let names: Vec<String> = (0..MESSAGES).map(|n| n.to_string()).collect();
     give(&fixture.store(), &names.iter().map(String::as_str).collect::<Vec<_>>(), 0).await;
     let mut workers = JoinSet::new();
@@ -134,15 +136,13 @@ pub async fn workers_that_rob_each_other_commit_each_effect_once<F: DepotFixture
         let fixture = Arc::clone(&fixture);
         workers.spawn(async move {
             let (store, holder) = (fixture.store(), format!("worker {n}"));
-            let mut stale = 0;
+            let (mut stale, mut rounds) = (0, 0);
             while !store.status().await.unwrap().handlers.is_empty() {
+                rounds += 1;
+                // In the end each keeps what it takes: in step they could rob each other for ever.
+                let lease = if rounds > ROBBERIES { request(&holder).lease } else { Duration::ZERO };
                 for is_suspect in [false, true] {
-                    let robbing = TakeRequest {
-                        lease: Duration::ZERO,
-                        limit: 5,
-                        suspects: is_suspect,
-                        ..request(&holder)
-                    };
+                    let robbing = TakeRequest { lease, limit: 5, suspects: is_suspect, ..request(&holder) };
                     let held = patiently!(store.take(&robbing, at(0))).unwrap();
                     for taken in held {
                         let outcome = patiently!(handle(&*fixture, &taken));
