@@ -181,8 +181,8 @@ impl Reader<'_> {
     }
 }
 
-/// The character that `\uXXXX`, or two of them, stand for, and how many bytes
-/// that took. Half of a pair stands for nothing.
+/// The character that `\u` and four digits stand for, or two of these, and how
+/// many bytes that took. Half of a pair stands for nothing.
 fn unicode(text: &str) -> Option<(char, usize)> {
     let unit = |text: &str| {
         let digits = text.strip_prefix("\\u")?.get(..4)?;

@@ -8,10 +8,12 @@
 //!
 //! - `floor`: what this worker holds, and how much more it may take.
 //! - `desk`: one seat's work on one delivery; `batch`: on several in one commit.
+//! - `fate`: what becomes of a delivery whose run did not commit.
 //! - `heart`: leases are renewed from a thread of their own.
 
 mod batch;
 mod desk;
+mod fate;
 mod floor;
 mod heart;
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use oncebox_core::depot::{Fate, Finish, Standing, Taken, Ticket, replayed};
+use oncebox_core::depot::{Finish, Standing, Taken, Ticket, replayed};
 use oncebox_core::handler::MessageKey;
-use oncebox_core::plan::OnDead;
 use oncebox_core::store::{Mailbox, Mark, Marked};
-use oncebox_core::{Depot, Envelope, Error, HandlerError, HandlerKey, Kind, Outcome, Result, Verdict};
+use oncebox_core::{Depot, Envelope, Error, HandlerError, HandlerKey, Kind, Outcome, Result};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, warn};
+use tracing::{debug, warn};
 
+use super::fate;
 use super::floor::{Floor, Health};
 use crate::chance;
 use crate::crash::CrashPoint;
@@ -33,8 +33,8 @@ const KEEPS: usize = 32;
 /// How often an unknown commit is looked up before the lease decides.
 const LOOKUPS: u32 = 5;
 /// The waits between two tries to write what came of a run.
-const FIRST_WAIT: Duration = Duration::from_millis(50);
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+pub(super) const FIRST_WAIT: Duration = Duration::from_millis(50);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// What came of one run.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,7 +85,7 @@ impl<S: Mailbox + Depot> Job<'_, S> {
 
 /// A delivery whose turn it is, with its transaction if that is open already.
 pub(super) struct Turn<S: Mailbox + Depot> {
-    taken: Taken,
+    pub(super) taken: Taken,
     open: Option<S::Begun>,
     /// How often the connection has been kept.
     kept: usize,
@@ -99,7 +99,7 @@ impl<S: Mailbox + Depot> From<Taken> for Turn<S> {
 
 impl<S: Mailbox + Depot> Turn<S> {
     /// Its ticket if its attempt is yet to be counted.
-    fn uncounted(&self) -> Option<Ticket> {
+    pub(super) fn uncounted(&self) -> Option<Ticket> {
         (!self.taken.started).then_some(self.taken.ticket)
     }
 }
@@ -268,7 +268,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         goes_on: Option<usize>,
     ) -> Ended {
         if self.is_worn_out(job.taken, &job.handler) {
-            return Ended::Outcome(worn_out(job.taken));
+            return Ended::Outcome(fate::worn_out(job.taken));
         }
         if let Err(crashed) = self.inner.probe.reach(CrashPoint::D3).await {
             return died(&crashed);
@@ -459,77 +459,6 @@ impl<S: Mailbox + Depot> Desk<S> {
             tokio::time::sleep(FIRST_WAIT).await;
         }
         Ended::Lost
-    }
-
-    /// Writes what becomes of a delivery whose run was rolled back; false if
-    /// it is another's by now. Tried until it is written: as long as this
-    /// process lives, its own troubles cost the message nothing.
-    pub(super) async fn write_down(
-        &self,
-        job: &Job<'_, S>,
-        outcome: Outcome,
-        next: &mut Option<Turn<S>>,
-    ) -> bool {
-        if matches!(outcome, Outcome::Done { .. }) {
-            return true;
-        }
-        if self.inner.probe.reach(CrashPoint::D6).await.is_err() {
-            return false;
-        }
-        let policy = self.inner.policy(job.handler.key());
-        let (mut code, mut reason) = explain(&outcome);
-        let was_run = code != PROCESS_DEATH;
-        let is_duplicate = matches!(outcome, Outcome::Duplicate { .. });
-        let verdict = policy.judge(outcome, job.taken.attempt, chance::draw());
-        let fate = match verdict {
-            _ if is_duplicate => Fate::Duplicate,
-            Verdict::Done => Fate::Duplicate,
-            Verdict::Retry { after, spent } => Fate::Retry { after, spent, code, reason: &reason },
-            Verdict::Dead { code: why, reason: text } => {
-                (code, reason) = (why, text);
-                error!(handler = %job.handler.key(), code, id = job.taken.envelope.id, "inbox.dead_letter");
-                let frees_lane = job.handler.options().lanes == Some(OnDead::SkipKey);
-                Fate::Dead { spent: was_run, code, reason: &reason, frees_lane }
-            }
-        };
-        let following = next.as_ref().and_then(Turn::uncounted);
-        let mut wait = FIRST_WAIT;
-        loop {
-            let concluded =
-                self.inner.store.conclude(job.taken.ticket, &fate, following, self.inner.clock.now());
-            match concluded.await {
-                Ok(()) => break,
-                Err(error) if error.kind() == Kind::Fenced => return false,
-                Err(error) => warn!(error = error.chain(), "worker.conclude_failed"),
-            }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(LONGEST_WAIT);
-        }
-        if let Some(next) = next {
-            next.taken.started = true;
-        }
-        true
-    }
-}
-
-/// The code of a message that killed whatever ran it.
-const PROCESS_DEATH: &str = "process_death";
-
-fn worn_out(taken: &Taken) -> Outcome {
-    let runs = taken.attempt.saturating_sub(1);
-    let reason =
-        format!("it was started {runs} times, and the last time whoever ran it died or stopped answering");
-    Outcome::Refused { code: PROCESS_DEATH, reason }
-}
-
-/// The code and the reason that are stored with an attempt.
-fn explain(outcome: &Outcome) -> (&'static str, String) {
-    match outcome {
-        Outcome::Failed { reason, .. } => ("failed", reason.clone()),
-        Outcome::Refused { code, reason } => (code, reason.clone()),
-        Outcome::Unavailable { reason } => ("unavailable", reason.clone()),
-        Outcome::Busy => ("busy", "a copy is being handled, or the database is contended".into()),
-        Outcome::Done { .. } | Outcome::Duplicate { .. } => ("", String::new()),
     }
 }
 

@@ -31,7 +31,7 @@ use crate::conformance::sqlite::SqliteFixture;
 const CYCLES: i64 = 3;
 const LOAD: i64 = 40;
 /// How soon everything must have arrived once the way is there again.
-const RESUMED: Duration = Duration::from_secs(5);
+const RESUMED: Duration = Duration::from_secs(30);
 
 /// A broker whose way to the consumers can be taken away.
 trait Severed: Link {
@@ -146,7 +146,7 @@ async fn run<F: StoreFixture, L: Severed>(fixture: &Arc<F>, is_blind: bool) -> O
     let (mut committed, mut sent_into_nothing, mut slowest) = (Vec::new(), 0, Duration::ZERO);
     for _ in 0..CYCLES {
         commit(&**fixture, &mut committed).await;
-        arrive(&**fixture, committed.len(), 6 * RESUMED).await;
+        arrive(&**fixture, committed.len(), 2 * RESUMED).await;
         L::sever(&place).await;
         commit(&**fixture, &mut committed).await;
         // Until there was an attempt, and time for it to be settled.
@@ -157,7 +157,7 @@ async fn run<F: StoreFixture, L: Severed>(fixture: &Arc<F>, is_blind: bool) -> O
         sent_into_nothing += LOAD - pending(&**fixture).await;
         L::mend(&place).await;
         // What the sabotage has lost never comes.
-        let patience = if is_blind { RESUMED / 2 } else { 6 * RESUMED };
+        let patience = if is_blind { RESUMED / 10 } else { 2 * RESUMED };
         slowest = slowest.max(arrive(&**fixture, committed.len(), patience).await);
         if is_blind {
             break;

@@ -31,7 +31,7 @@ const MESSAGES: i64 = 2_000;
 /// What a relay hands to its publisher at once.
 const BATCH: usize = 100;
 const ALARM: Duration = Duration::from_secs(3);
-const RESUMED: Duration = Duration::from_secs(5);
+const RESUMED: Duration = Duration::from_secs(30);
 
 /// A publisher, with a look at how many messages are in its hands.
 #[derive(Clone)]
