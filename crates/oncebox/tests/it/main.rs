@@ -9,7 +9,6 @@
 )]
 
 mod bad_input;
-mod compile_fail;
 mod conformance;
 mod crash_points;
 mod docs;

@@ -186,11 +186,14 @@ fn sabotaged_an_abort_leaves_its_leases_on_postgres() {
     on_store::<PostgresFixture, _, _>(aborts);
 }
 
-/// The program, built by the cargo that runs this test, beside this test.
+/// The program, built by the cargo that runs this test, beside this test. With
+/// everything else, as `./dev test` has built it: for the program alone cargo
+/// would choose other features, and compile half of what it needs once more.
 fn program() -> PathBuf {
     let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--package", "oncebox-cli", "--target-dir"]).arg(&target);
+    build.args(["build", "--quiet", "--workspace", "--all-targets", "--all-features", "--target-dir"]);
+    build.arg(&target);
     assert!(build.status().unwrap().success());
     target.join("debug/oncebox")
 }

@@ -1,9 +1,10 @@
 //! Mistakes that must not compile, and what the compiler says about them.
 //!
-//! After a change of the texts: `TRYBUILD=overwrite cargo test -p oncebox mistakes`.
+//! After a change of the texts: `TRYBUILD=overwrite cargo test -p oncebox-macros`.
 
 /// One run for all files, and no case that passes: then trybuild only checks
-/// the crates below instead of building them. What must compile is in `macros`.
+/// the crates below instead of building them. What must compile is in
+/// the tests of `oncebox`.
 #[test]
 fn mistakes_do_not_compile_and_the_message_says_why() {
     let cases = trybuild::TestCases::new();
