@@ -171,14 +171,19 @@ pub async fn what_is_born_dead_may_leave_its_lane<F: DepotFixture>(fixture: Arc<
     assert_eq!(taken(&store, 101).await, ["d"]);
 }
 
-pub async fn a_replayed_delivery_does_not_run_beside_its_lane<F: DepotFixture>(fixture: Arc<F>) {
+/// Of a lane of a, b and c, a is done and replayed while b runs.
+async fn replayed_beside<F: DepotFixture>(fixture: &F) -> (F::Store, Taken) {
     let store = fixture.store();
     queue(&store, "k", &["a", "b", "c"], 0).await;
     let a = take_one(&store, 0).await;
     done(&store, &a, 0).await;
     let b = take_one(&store, 0).await;
-
     assert!(store.replay_delivery(a.ticket.number, at(1)).await.unwrap());
+    (store, b)
+}
+
+pub async fn a_replayed_delivery_does_not_run_beside_its_lane<F: DepotFixture>(fixture: Arc<F>) {
+    let (store, b) = replayed_beside(&*fixture).await;
 
     assert!(taken(&store, 1).await.is_empty(), "b is running");
     done(&store, &b, 2).await;
@@ -189,12 +194,7 @@ pub async fn a_replayed_delivery_does_not_run_beside_its_lane<F: DepotFixture>(f
 }
 
 pub async fn one_that_dies_keeps_back_only_those_after_it<F: DepotFixture>(fixture: Arc<F>) {
-    let store = fixture.store();
-    queue(&store, "k", &["a", "b", "c"], 0).await;
-    let a = take_one(&store, 0).await;
-    done(&store, &a, 0).await;
-    let b = take_one(&store, 0).await;
-    assert!(store.replay_delivery(a.ticket.number, at(1)).await.unwrap());
+    let (store, b) = replayed_beside(&*fixture).await;
     let dead = Fate::Dead { spent: true, code: "c", reason: "r", frees_lane: false };
 
     store.conclude(b.ticket, &dead, None, at(2)).await.unwrap();

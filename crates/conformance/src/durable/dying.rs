@@ -8,11 +8,10 @@ use oncebox_core::Verdict;
 use oncebox_core::depot::{Depot, TakeRequest, Want};
 use oncebox_core::letters::Letters;
 use oncebox_flow::crash::Reaction;
-use oncebox_flow::inbox::Effects;
 use oncebox_flow::{CrashPoint, Probe, WorkOptions, Worker};
 use tokio_util::sync::CancellationToken;
 
-use super::scene::{Bench, LEASE, is_done, options, patient};
+use super::scene::{Bench, LEASE, endless, is_done, options, patient};
 use crate::fixture::StoreFixture;
 use crate::path::scene::{HANDLER, arrived};
 use crate::sample::Posted;
@@ -176,11 +175,7 @@ where
 {
     let bench = Bench::new(&fixture);
     let lease = Duration::from_millis(400);
-    let (started, mut has_started) = tokio::sync::mpsc::unbounded_channel();
-    let endless = move |_effects: Effects, _message: Posted| {
-        started.send(()).unwrap();
-        std::future::pending()
-    };
+    let (endless, mut has_started) = endless();
     let inbox = bench.inbox().outside("endless", endless).handler(bench.booker(HANDLER)).build().unwrap();
     // Somebody else runs a delivery, and dies.
     bench.deliver(&inbox, [1]).await;

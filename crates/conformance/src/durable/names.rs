@@ -5,20 +5,32 @@ use std::time::Duration;
 
 use oncebox_core::depot::Depot;
 use oncebox_core::letters::Letters;
-use oncebox_flow::{WorkOptions, Worker};
+use oncebox_flow::inbox::InboxBuilder;
+use oncebox_flow::{Inbox, WorkOptions, Worker};
 
 use super::scene::{Bench, options};
 use crate::fixture::StoreFixture;
 use crate::sample::moment;
+
+/// A handler before and after it was renamed.
+fn renamed<F: StoreFixture>(
+    bench: &Bench<F>,
+    inbox: fn(&Bench<F>) -> InboxBuilder<F::Store>,
+) -> (Inbox<F::Store>, Inbox<F::Store>)
+where
+    F::Store: Depot + Letters,
+{
+    let old = inbox(bench).handler(bench.booker("old"));
+    let new = inbox(bench).handler_with(bench.booker("new"), |options| options.legacy("old"));
+    (old.build().unwrap(), new.build().unwrap())
+}
 
 pub async fn a_renamed_handler_takes_up_what_was_stored_for_its_former_key<F: StoreFixture>(fixture: Arc<F>)
 where
     F::Store: Depot + Letters,
 {
     let bench = Bench::new(&fixture);
-    let old = bench.inbox().handler(bench.booker("old")).build().unwrap();
-    let new =
-        bench.inbox().handler_with(bench.booker("new"), |options| options.legacy("old")).build().unwrap();
+    let (old, new) = renamed(&bench, Bench::inbox);
     bench.deliver(&old, 1..=2).await;
     bench.deliver(&new, 3..=4).await;
 
@@ -34,9 +46,7 @@ where
     F::Store: Depot + Letters,
 {
     let bench = Bench::new(&fixture);
-    let old = bench.receiver().handler(bench.booker("old")).build().unwrap();
-    let new =
-        bench.receiver().handler_with(bench.booker("new"), |options| options.legacy("old")).build().unwrap();
+    let (old, new) = renamed(&bench, Bench::receiver);
 
     bench.deliver(&old, [1]).await;
     bench.deliver(&new, [1, 2]).await;
@@ -51,9 +61,7 @@ where
     F::Store: Depot + Letters,
 {
     let bench = Bench::new(&fixture);
-    let old = bench.inbox().handler(bench.booker("old")).build().unwrap();
-    let new =
-        bench.inbox().handler_with(bench.booker("new"), |options| options.legacy("old")).build().unwrap();
+    let (old, new) = renamed(&bench, Bench::inbox);
     bench.deliver(&old, [1]).await;
     bench.worker(&old).run_until_idle().await.unwrap();
     bench.deliver(&old, [2]).await;

@@ -1,5 +1,6 @@
 //! A durable inbox on one store, and workers for it.
 
+use std::future::{Pending, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,9 +8,10 @@ use oncebox_core::depot::Depot;
 use oncebox_core::inspect::{HandlerStatus, Inspect as _};
 use oncebox_core::letters::{DeadLetter, LetterFilter, Letters};
 use oncebox_core::verdict::RetryPolicy;
-use oncebox_core::{Backoff, Outcome, Verdict};
-use oncebox_flow::inbox::{InboxBuilder, Worked};
+use oncebox_core::{Backoff, HandlerError, Outcome, Verdict};
+use oncebox_flow::inbox::{Effects, InboxBuilder, Worked};
 use oncebox_flow::{Clock, Inbox, Outbox, WorkOptions, Worker};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
 use crate::fixture::StoreFixture;
@@ -146,4 +148,16 @@ pub fn patient(attempts: u32) -> RetryPolicy {
 #[must_use]
 pub fn is_done(worked: &Worked) -> bool {
     matches!(worked.outcome, Some(Outcome::Done { .. }))
+}
+
+type Endless = Pending<Result<(), HandlerError>>;
+
+/// A body that never ends, and tells of each time it begins.
+pub fn endless() -> (impl Fn(Effects, Posted) -> Endless, UnboundedReceiver<()>) {
+    let (started, has_started) = unbounded_channel();
+    let body = move |_effects: Effects, _message: Posted| {
+        started.send(()).ok();
+        pending()
+    };
+    (body, has_started)
 }

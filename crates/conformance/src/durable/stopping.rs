@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use oncebox_core::depot::{Depot, TakeRequest, Want};
 use oncebox_core::letters::Letters;
-use oncebox_flow::inbox::Effects;
 use oncebox_flow::{WorkOptions, Worker};
 use tokio_util::sync::CancellationToken;
 
 use super::pace::Sleeper;
-use super::scene::{Bench, options};
+use super::scene::{Bench, endless, options};
 use crate::fixture::StoreFixture;
 use crate::path::scene::HANDLER;
-use crate::sample::Posted;
 
 pub async fn a_stop_gives_back_what_has_not_begun_and_spends_nothing<F: StoreFixture>(fixture: Arc<F>)
 where
@@ -48,11 +46,7 @@ where
 {
     let bench = Bench::new(&fixture);
     let lease = Duration::from_millis(300);
-    let (started, mut has_started) = tokio::sync::mpsc::unbounded_channel();
-    let endless = move |_effects: Effects, _message: Posted| {
-        started.send(()).unwrap();
-        std::future::pending()
-    };
+    let (endless, mut has_started) = endless();
     let inbox = bench.inbox().outside(HANDLER, endless).build().unwrap();
     bench.deliver(&inbox, 1..=4).await;
     let worker = Worker::new(&inbox, WorkOptions { concurrency: 1, lease, ..options() }).unwrap();

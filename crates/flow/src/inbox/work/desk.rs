@@ -260,6 +260,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         }
     }
 
+    /// `goes_on` is how often the connection has been kept, if another may follow.
     async fn run(
         &self,
         job: &Job<'_, S>,
@@ -327,7 +328,7 @@ impl<S: Mailbox + Depot> Desk<S> {
         if let Err(crashed) = self.inner.probe.reach(CrashPoint::D4).await {
             return Ok(died(&crashed));
         }
-        if let (Some(_), None) = (goes_on, &next) {
+        if goes_on.is_some() && next.is_none() {
             *next = self.floor.reserve().map(Turn::from);
         }
         let finish = job.finish(reply.as_deref(), next.as_ref().and_then(Turn::uncounted));

@@ -110,5 +110,5 @@ fn random_operations_are_told_from_the_memory_store_by_nothing() {
 
 #[test]
 fn random_operations_on_the_depot_are_told_from_the_memory_store_by_nothing() {
-    oncebox_conformance::differential::depot::compare::<SqliteFixture>(20, 120);
+    oncebox_conformance::differential::depot::compare::<SqliteFixture>(40, 120);
 }

@@ -49,7 +49,7 @@ pub(super) async fn take(
         match taken(row).map_err(failed(TAKE_FAILED))? {
             Ok(taken) => all.push(taken),
             // If that fails, it is taken again when its lease has run out; the others are ours.
-            Err((ticket, error)) => bury(store, ticket, &error, now).await.unwrap_or_default(),
+            Err((ticket, error)) => drop(bury(store, ticket, &error, now).await),
         }
     }
     Ok(all)

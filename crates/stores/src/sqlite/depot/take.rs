@@ -135,10 +135,8 @@ fn taken(row: &SqliteRow) -> Result<Result<Taken, (Ticket, Error)>> {
         || -> sqlx::Result<Ticket> { Ok(Ticket { number: row.try_get(0)?, fence: row.try_get(1)? }) };
     let ticket = ticket().map_err(failed(TAKE))?;
     let texts = || -> sqlx::Result<(String, Vec<u8>)> { Ok((row.try_get(12)?, row.try_get(13)?)) };
-    let read = texts().map_err(failed(TAKE)).and_then(|(attributes, payload)| {
-        let envelope = cloudevents::from_attributes(&attributes, payload)?;
-        Ok(envelope)
-    });
+    let read = texts().map_err(failed(TAKE));
+    let read = read.and_then(|(attributes, payload)| cloudevents::from_attributes(&attributes, payload));
     let envelope = match read {
         Ok(envelope) => envelope,
         Err(error) => return Ok(Err((ticket, error))),

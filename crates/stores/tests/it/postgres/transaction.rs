@@ -144,13 +144,19 @@ async fn the_transaction_after_a_commit_is_as_bounded_as_the_first() {
     .await;
 }
 
+/// A transaction with a message, whose connection the server has ended.
+async fn killed(store: &PostgresStore) -> sqlx::Transaction<'static, sqlx::Postgres> {
+    let mut tx = store.begin().await.unwrap();
+    store.put(&mut tx, &[envelope("1")], None).await.unwrap();
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
+    sqlx::query("SELECT pg_terminate_backend($1)").bind(pid).execute(store.pool()).await.unwrap();
+    tx
+}
+
 #[tokio::test]
 async fn a_connection_killed_before_the_commit_that_goes_on_is_looked_up() {
     on_tables("a_connection_killed_before_the_commit_that_goes_on", |store, _| async move {
-        let mut tx = store.begin().await.unwrap();
-        store.put(&mut tx, &[envelope("1")], None).await.unwrap();
-        let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
-        sqlx::query("SELECT pg_terminate_backend($1)").bind(pid).execute(store.pool()).await.unwrap();
+        let tx = killed(&store).await;
 
         assert_eq!(kind(store.commit_sound(tx, true).await.map(drop)), Kind::CommitUnknown);
 
@@ -162,10 +168,7 @@ async fn a_connection_killed_before_the_commit_that_goes_on_is_looked_up() {
 #[tokio::test]
 async fn a_connection_killed_before_the_commit_commits_nothing() {
     on_tables("a_connection_killed_before_the_commit_commits_nothing", |store, _| async move {
-        let mut tx = store.begin().await.unwrap();
-        store.put(&mut tx, &[envelope("1")], None).await.unwrap();
-        let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
-        sqlx::query("SELECT pg_terminate_backend($1)").bind(pid).execute(store.pool()).await.unwrap();
+        let tx = killed(&store).await;
 
         let error = store.commit(tx).await.unwrap_err();
 
