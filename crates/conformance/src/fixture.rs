@@ -48,6 +48,11 @@ pub trait StoreFixture: Send + Sync + Sized + 'static {
     /// The committed rows of the ledger, in the order they were written.
     fn effects(&self) -> impl Future<Output = Vec<Entry>> + Send;
 
+    /// How many there are, for those who wait for many.
+    fn effect_count(&self) -> impl Future<Output = usize> + Send {
+        async { self.effects().await.len() }
+    }
+
     /// Removes everything the fixture made. Called whether the case held or not.
     fn clean(&self) -> impl Future<Output = ()> + Send;
 }

@@ -139,6 +139,8 @@ pub async fn workers_that_rob_each_other_commit_each_effect_once<F: DepotFixture
             let (mut stale, mut rounds) = (0, 0);
             while !store.status().await.unwrap().handlers.is_empty() {
                 rounds += 1;
+                // Where nothing has to be waited for, this would never let the others go on.
+                tokio::task::yield_now().await;
                 // In the end each keeps what it takes: in step they could rob each other for ever.
                 let lease = if rounds > ROBBERIES { request(&holder).lease } else { Duration::ZERO };
                 for is_suspect in [false, true] {

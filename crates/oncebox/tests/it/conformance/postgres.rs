@@ -96,6 +96,12 @@ impl StoreFixture for PostgresFixture {
             .collect()
     }
 
+    async fn effect_count(&self) -> usize {
+        let sql = format!("SELECT count(*) FROM {}.ledger", self.schema);
+        let count: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.unwrap();
+        usize::try_from(count).unwrap()
+    }
+
     async fn clean(&self) {
         self.execute(format!("DROP SCHEMA {} CASCADE", self.schema)).await;
         self.pool.close().await;

@@ -81,6 +81,11 @@ impl StoreFixture for SqliteFixture {
             .collect()
     }
 
+    async fn effect_count(&self) -> usize {
+        let count = sqlx::query_scalar("SELECT count(*) FROM ledger").fetch_one(self.store.pool());
+        usize::try_from(count.await.map(|count: i64| count).unwrap()).unwrap()
+    }
+
     async fn clean(&self) {
         self.store.pool().close().await;
         std::fs::remove_dir_all(&self.folder).unwrap();

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::bodies::{HANDLER, tireless};
 use super::booking::{Booking, operation};
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
+use super::size::sized;
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
 use crate::crash_points::ground::Ground;
@@ -182,7 +183,7 @@ async fn play<T: Publisher + Subscriber + Clone, F: StoreFixture>(transport: T, 
 /// What a dead relay held is soon another's.
 pub(super) fn short_leases() -> RelayOptions {
     RelayOptions {
-        batch: 20,
+        batch: sized(20, RelayOptions::default().batch),
         poll: Duration::from_millis(10),
         lease: Duration::from_millis(2_400),
         publish_timeout: Duration::from_millis(1_200),

@@ -24,6 +24,7 @@ fn plan(relay: Role) -> Plan {
         victims: Victims::Relays,
         kills: 8,
         messages: 240,
+        accounts: 40,
         order: Order::SingleActive,
     }
 }

@@ -23,6 +23,7 @@ fn plan(worker: Role) -> Plan {
         victims: Victims::Workers,
         kills: 8,
         messages: 480,
+        accounts: 40,
         // Workers that share the queue: every one of them has something to lose.
         order: Order::None,
     }

@@ -30,6 +30,7 @@ async fn run<F: Ground, L: Link>(fixture: &Arc<F>, worker: Role, broker_kills: u
         victims: Victims::All,
         kills: CHILDREN * (broker_kills + 1) + broker_kills,
         messages: 0,
+        accounts: 40,
         order: Order::None,
     };
     let mut server = Server::start(L::BRAND, "F03").await?;

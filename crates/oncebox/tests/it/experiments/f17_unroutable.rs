@@ -25,13 +25,27 @@ use super::booking::operation;
 use super::children::short_leases;
 use super::kills::inbox;
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
+use super::size::sized;
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
 
-const CYCLES: i64 = 3;
 const LOAD: i64 = 40;
-/// How soon everything must have arrived once the way is there again.
-const RESUMED: Duration = Duration::from_secs(30);
+
+/// How often the way is taken away.
+fn cycles() -> usize {
+    sized(3, 50)
+}
+
+/// How long it is gone, beyond the first attempt to go there.
+fn outage() -> Duration {
+    sized(Duration::from_millis(300), Duration::from_secs(20))
+}
+
+/// How soon everything must have arrived once the way is there again; beside
+/// all other tests it may take longer.
+fn resumed() -> Duration {
+    Duration::from_secs(sized(30, 5))
+}
 
 /// A broker whose way to the consumers can be taken away.
 trait Severed: Link {
@@ -121,7 +135,7 @@ async fn commit<F: StoreFixture>(fixture: &F, committed: &mut Vec<Entry>) {
 
 async fn arrive<F: StoreFixture>(fixture: &F, count: usize, patience: Duration) -> Duration {
     let started = Instant::now();
-    while fixture.effects().await.len() < count && started.elapsed() < patience {
+    while fixture.effect_count().await < count && started.elapsed() < patience {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     started.elapsed()
@@ -144,20 +158,20 @@ async fn run<F: StoreFixture, L: Severed>(fixture: &Arc<F>, is_blind: bool) -> O
     let relay = Relay::builder(fixture.store(), publisher).options(short_leases()).build().unwrap();
     let relay = tokio::spawn(relay.run(stop.clone()));
     let (mut committed, mut sent_into_nothing, mut slowest) = (Vec::new(), 0, Duration::ZERO);
-    for _ in 0..CYCLES {
+    for _ in 0..cycles() {
         commit(&**fixture, &mut committed).await;
-        arrive(&**fixture, committed.len(), 2 * RESUMED).await;
+        arrive(&**fixture, committed.len(), 2 * resumed()).await;
         L::sever(&place).await;
         commit(&**fixture, &mut committed).await;
         // Until there was an attempt, and time for it to be settled.
         while refused.swap(0, Ordering::SeqCst) == 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::sleep(outage()).await;
         sent_into_nothing += LOAD - pending(&**fixture).await;
         L::mend(&place).await;
         // What the sabotage has lost never comes.
-        let patience = if is_blind { RESUMED / 10 } else { 2 * RESUMED };
+        let patience = if is_blind { resumed() / 10 } else { 2 * resumed() };
         slowest = slowest.max(arrive(&**fixture, committed.len(), patience).await);
         if is_blind {
             break;
@@ -176,7 +190,7 @@ async fn holds<F: StoreFixture, L: Severed>(fixture: Arc<F>) {
 
     println!("F17 {}: resumed within {:?}, {}", L::BRAND.name(), report.slowest, report.findings);
     assert_eq!(report.sent_into_nothing, 0, "nothing counts as sent while it is unroutable");
-    assert!(report.slowest < RESUMED, "{:?}", report.slowest);
+    assert!(report.slowest < resumed(), "{:?}", report.slowest);
     report.findings.assert_clean();
 }
 

@@ -25,13 +25,52 @@ use super::booking::operation;
 use super::children::short_leases;
 use super::kills::{inbox, unordered};
 use super::link::{GROUP, Link as _, Place, RabbitLink};
+use super::size::sized;
 use crate::conformance::postgres::PostgresFixture;
 
-const MESSAGES: i64 = 2_000;
 /// What a relay hands to its publisher at once.
 const BATCH: usize = 100;
-const ALARM: Duration = Duration::from_secs(3);
-const RESUMED: Duration = Duration::from_secs(30);
+/// How much the memory of this process, with the producer and the consumer in
+/// it, may grow while the broker is blocked.
+const GROWTH_MIB: usize = 64;
+
+/// All at once, or two thousand a second for as long as the alarm lasts.
+fn messages() -> i64 {
+    sized(2_000, 120_000)
+}
+
+fn alarm() -> Duration {
+    Duration::from_secs(sized(3, 60))
+}
+
+/// How soon it must go on; beside all other tests it may take longer.
+fn soon() -> Duration {
+    Duration::from_secs(sized(30, 5))
+}
+
+fn message(n: i64) -> Posted {
+    Posted::on(&format!("account-{}", n % 200), n)
+}
+
+/// Commits everything, at once or at its pace.
+async fn produce(fixture: Arc<PostgresFixture>) {
+    let share = sized(messages(), 100);
+    let mut ticks = tokio::time::interval(alarm() / u32::try_from(messages() / share).unwrap());
+    let outbox = Outbox::new(fixture.store()).source(SOURCE);
+    for start in (0..messages()).step_by(usize::try_from(share).unwrap()) {
+        ticks.tick().await;
+        let batch: Vec<Posted> = (start..start + share).map(message).collect();
+        let mut tx = fixture.store().begin().await.unwrap();
+        outbox.put_all(&mut tx, &batch).await.unwrap();
+        fixture.store().commit(tx).await.unwrap();
+    }
+}
+
+/// What this process has in memory.
+fn resident_mib() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() / 256
+}
 
 /// A publisher, with a look at how many messages are in its hands.
 #[derive(Clone)]
@@ -88,6 +127,7 @@ struct Report {
     most: usize,
     settled: i64,
     resumed: Duration,
+    grown_mib: usize,
 }
 
 async fn run(fixture: &Arc<PostgresFixture>, is_boundless: bool) -> Option<Report> {
@@ -100,29 +140,32 @@ async fn run(fixture: &Arc<PostgresFixture>, is_boundless: bool) -> Option<Repor
     let (held, most) = (Arc::default(), Arc::<AtomicUsize>::default());
     let publisher = MaybeBoundless { publisher: transport, is_boundless, held, most: Arc::clone(&most) };
     server.ctl(&["-q", "set_vm_memory_high_watermark", "absolute", "1MiB"]).await;
-    let messages: Vec<Posted> =
-        (0..MESSAGES).map(|n| Posted::on(&format!("account-{}", n % 200), n)).collect();
-    let store = fixture.store();
-    let mut tx = store.begin().await.unwrap();
-    Outbox::new(store.clone()).source(SOURCE).put_all(&mut tx, &messages).await.unwrap();
-    store.commit(tx).await.unwrap();
     let options = RelayOptions { batch: BATCH, ..short_leases() };
     let relay = Relay::builder(fixture.store(), publisher).options(options).build().unwrap();
+    let resident = resident_mib();
+    let (blocked, producer) = (Instant::now(), tokio::spawn(produce(Arc::clone(fixture))));
     let relay = tokio::spawn(relay.run(stop.clone()));
-    tokio::time::sleep(ALARM).await;
-    let status = store.status().await.unwrap();
-    let settled = MESSAGES - status.sinks.iter().map(|sink| sink.pending).sum::<i64>();
-    let before = fixture.effects().await.len();
+    let mut grown_mib = 0;
+    while blocked.elapsed() < alarm() || !producer.is_finished() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        grown_mib = grown_mib.max(resident_mib().saturating_sub(resident));
+    }
+    producer.await.unwrap();
+    let status = fixture.store().status().await.unwrap();
+    let settled = messages() - status.sinks.iter().map(|sink| sink.pending).sum::<i64>();
+    let before = fixture.effect_count().await;
     let healed = Instant::now();
     server.ctl(&["-q", "set_vm_memory_high_watermark", "0.9"]).await;
     // The next effect shows that it goes on; the rest takes as long as it takes.
     let mut resumed = Duration::MAX;
-    let patience = if is_boundless { Duration::ZERO } else { Duration::from_secs(90) };
-    while fixture.effects().await.len() < messages.len() && healed.elapsed() < patience {
-        if resumed == Duration::MAX && fixture.effects().await.len() > before {
+    let patience = Duration::from_secs(if is_boundless { 0 } else { sized(90, 600) });
+    let mut effects = before;
+    while effects < usize::try_from(messages()).unwrap() && healed.elapsed() < patience {
+        if resumed == Duration::MAX && effects > before {
             resumed = healed.elapsed();
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
+        effects = fixture.effect_count().await;
     }
     stop.cancel();
     if is_boundless {
@@ -132,9 +175,9 @@ async fn run(fixture: &Arc<PostgresFixture>, is_boundless: bool) -> Option<Repor
         relay.await.unwrap();
         consumer.await.unwrap();
     }
-    let committed: Vec<_> = messages.iter().map(|message| operation(HANDLER, message)).collect();
+    let committed: Vec<_> = (0..messages()).map(|n| operation(HANDLER, &message(n))).collect();
     let findings = unordered(Ledger::check(&committed, &fixture.effects().await));
-    Some(Report { findings, most: most.load(Ordering::SeqCst), settled, resumed })
+    Some(Report { findings, most: most.load(Ordering::SeqCst), settled, resumed, grown_mib })
 }
 
 #[test]
@@ -143,12 +186,13 @@ fn a_blocked_broker_bounds_what_is_under_way_and_loses_nothing() {
         let Some(report) = run(&fixture, false).await else { return };
 
         println!(
-            "F18: {} under way at most, resumed in {:?}, {}",
-            report.most, report.resumed, report.findings
+            "F18: {} under way at most, {} MiB more, resumed in {:?}, {}",
+            report.most, report.grown_mib, report.resumed, report.findings
         );
         assert!(report.most <= BATCH, "{} were under way", report.most);
-        assert!(report.settled < MESSAGES / 10, "{} counted as sent while blocked", report.settled);
-        assert!(report.resumed < RESUMED, "{:?}", report.resumed);
+        assert!(report.settled < messages() / 10, "{} counted as sent while blocked", report.settled);
+        assert!(report.grown_mib <= GROWTH_MIB, "{} MiB more", report.grown_mib);
+        assert!(report.resumed < soon(), "{:?}", report.resumed);
         report.findings.assert_clean();
     });
 }
@@ -158,6 +202,11 @@ fn sabotaged_a_publisher_without_bounds_piles_up_messages() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let Some(report) = run(&fixture, true).await else { return };
 
-        assert!(report.most > BATCH && report.settled > MESSAGES / 10, "{} {}", report.most, report.settled);
+        assert!(
+            report.most > BATCH && report.settled > messages() / 10,
+            "{} {}",
+            report.most,
+            report.settled
+        );
     });
 }

@@ -13,22 +13,40 @@ use futures_util::StreamExt as _;
 use oncebox::verdict::RetryPolicy;
 use oncebox::{
     Acknowledge, Consumer, Context, Delivery, Envelope, Error, Feed, Handler, HandlerError, HandlerKey,
-    Inbox, Kind, Message as _, Order, Publisher as _, Result, Store, Subscriber as _,
+    Identifier, Inbox, Kind, Message as _, Order, Publisher as _, Result, Store, Subscriber as _,
 };
 use oncebox_conformance::StoreFixture;
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::{DESTINATION, Posted, SOURCE};
 use oncebox_conformance::server::{Brand, Server};
+use oncebox_stores::postgres::{PostgresStore, pool_options};
+use oncebox_transports::nats::Nats;
 use tokio_util::sync::CancellationToken;
 
 use super::bodies::{Bodies, HANDLER};
 use super::booking::operation;
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
+use super::size::sized;
 use crate::conformance::postgres::PostgresFixture;
 
-const MESSAGES: i64 = 6;
-/// Longer than three times what the brokers wait.
-const SLOW: Duration = Duration::from_millis(4_200);
+fn count() -> i64 {
+    sized(6, 500)
+}
+
+/// How long a body takes.
+fn slow() -> Duration {
+    sized(Duration::from_millis(4_200), Duration::from_secs(30))
+}
+
+/// How long RabbitMQ waits for an answer.
+fn patience() -> Duration {
+    Duration::from_secs(sized(3, 10))
+}
+
+/// A place for every body and some copies beside them, or for some of the many bodies.
+fn seats() -> u32 {
+    sized(32, 64)
+}
 
 /// Books, after a long while.
 struct Slow<F> {
@@ -49,7 +67,7 @@ impl<F: StoreFixture> Handler<<F::Store as Store>::Tx> for Slow<F> {
         message: Posted,
     ) -> Result<(), HandlerError> {
         let _body = self.bodies.enter(&message.sequence.to_string(), 1);
-        tokio::time::sleep(SLOW).await;
+        tokio::time::sleep(slow()).await;
         self.fixture.effect(cx.tx(), &operation(HANDLER, &message)).await
     }
 }
@@ -74,32 +92,39 @@ impl<F: Feed> Feed for Counted<F> {
 
 fn messages() -> Vec<Envelope> {
     let of = |n: i64| Envelope::of(n.to_string(), &Posted::on(&format!("account-{n}"), n)).unwrap();
-    (0..MESSAGES).map(of).map(|envelope| Envelope { source: SOURCE.into(), ..envelope }).collect()
+    (0..count()).map(of).map(|envelope| Envelope { source: SOURCE.into(), ..envelope }).collect()
 }
 
 /// Handles everything; answers with the deliveries beyond the first of each message.
 async fn handle_all(fixture: &Arc<PostgresFixture>, feed: impl Feed) -> usize {
     let (bodies, deliveries) = (Bodies::default(), Arc::<AtomicUsize>::default());
     let handler = Slow { fixture: Arc::clone(fixture), bodies: bodies.clone() };
-    let inbox = Inbox::builder(fixture.store(), DESTINATION).handler(handler).retry(RetryPolicy {
-        max_attempts: None,
-        // A copy that meets the original waits for the broker's own patience.
-        busy_delay: Duration::from_secs(1),
-        ..RetryPolicy::default()
-    });
+    // Each body has a transaction open.
+    let pool = pool_options().max_connections(seats() + 8);
+    let pool = pool.connect_with((*fixture.pool.connect_options()).clone()).await.unwrap();
+    let store = PostgresStore::new(pool.clone()).schema(Identifier::new(&fixture.schema).unwrap());
+    let inbox = Inbox::builder(store, DESTINATION)
+        .handler_with(handler, |options| options.timeout(slow() * 2))
+        .retry(RetryPolicy {
+            max_attempts: None,
+            // A copy that meets the original comes back when that is done.
+            busy_delay: sized(Duration::from_secs(1), slow() - patience()),
+            ..RetryPolicy::default()
+        });
     let feed = Counted { feed, deliveries: Arc::clone(&deliveries) };
     let stop = CancellationToken::new();
-    // Room for copies beside the originals.
-    let consumer = Consumer::new(inbox.build().unwrap(), feed).concurrency(32).drain(SLOW * 2);
+    let seats = usize::try_from(seats()).unwrap();
+    let consumer = Consumer::new(inbox.build().unwrap(), feed).concurrency(seats).drain(slow() * 2);
     let consumer = tokio::spawn(consumer.run(stop.clone()));
-    let expected = usize::try_from(MESSAGES).unwrap();
-    while fixture.effects().await.len() < expected {
+    let expected = usize::try_from(count()).unwrap();
+    while fixture.effect_count().await < expected {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // What was answered in vain comes once more.
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    tokio::time::sleep(patience() / 2).await;
     stop.cancel();
     consumer.await.unwrap();
+    pool.close().await;
     assert_eq!((bodies.total(), bodies.overlaps()), (expected, 0), "each body runs once");
     assert_eq!(fixture.effects().await.len(), expected);
     deliveries.load(Ordering::SeqCst) - expected
@@ -109,7 +134,8 @@ async fn handle_all(fixture: &Arc<PostgresFixture>, feed: impl Feed) -> usize {
 fn a_slow_handler_keeps_its_message_of_nats() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let Some(place) = Place::shared::<NatsLink>() else { return };
-        let transport = NatsLink::to(&place, Order::None);
+        let wait = Duration::from_secs(sized(1, 2));
+        let transport = Nats::new(NatsLink::options(&place).ack_wait(wait));
         let feed = transport.subscribe(DESTINATION, GROUP).await.unwrap();
         assert!(transport.publish(&messages()).await.iter().all(Result::is_ok));
 
@@ -126,9 +152,12 @@ fn a_slow_handler_runs_once_although_rabbitmq_loses_patience() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let Some(server) = Server::start(Brand::RabbitMq, "F20").await else { return };
         // The patience of half an hour, looked at every minute, made shorter.
-        let impatient = "application:set_env(rabbit, consumer_timeout, 3000), \
-                         application:set_env(rabbit, channel_tick_interval, 500).";
-        server.ctl(&["-q", "eval", impatient]).await;
+        let impatient = format!(
+            "application:set_env(rabbit, consumer_timeout, {}), \
+             application:set_env(rabbit, channel_tick_interval, 500).",
+            patience().as_millis()
+        );
+        server.ctl(&["-q", "eval", &impatient]).await;
         let place = Place::new(server.url());
         let transport = RabbitLink::to(&place, Order::None);
         let feed = transport.subscribe(DESTINATION, GROUP).await.unwrap();

@@ -22,6 +22,8 @@ use super::booking::operation;
 use super::children::short_leases;
 use super::kills::inbox;
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
+use super::size::is_full;
+use super::weather::{Network, Weather};
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
 
@@ -31,10 +33,20 @@ const FLAPS: usize = 3;
 const NOTICED: Duration = Duration::from_secs(6);
 const ARRIVED: Duration = Duration::from_secs(30);
 
+/// What is before a server's address, and the address.
+fn address(place: &Place) -> (&str, &str) {
+    let (start, rest) = place.url.split_at(place.url.rfind('@').map_or(7, |at| at + 1));
+    (start, rest.split('/').next().unwrap())
+}
+
+fn port(place: &Place) -> u16 {
+    address(place).1.rsplit(':').next().unwrap().parse().unwrap()
+}
+
 /// The same place by way of a proxy.
 async fn detour(place: &Place) -> (Proxy, Place) {
-    let (start, rest) = place.url.split_at(place.url.rfind('@').map_or(7, |at| at + 1));
-    let address = rest.split('/').next().unwrap();
+    let (start, address) = address(place);
+    let rest = &place.url[start.len()..];
     let proxy = Proxy::before(address.to_owned()).await.unwrap();
     let url = format!("{start}{}", rest.replacen(address, &proxy.address().to_string(), 1));
     (proxy, Place { url, name: place.name.clone() })
@@ -59,7 +71,7 @@ async fn commit<F: StoreFixture>(fixture: &F, committed: &mut Vec<Entry>) {
 
 async fn arrive<F: StoreFixture>(fixture: &F, count: usize) {
     let started = Instant::now();
-    while fixture.effects().await.len() < count && started.elapsed() < ARRIVED {
+    while fixture.effect_count().await < count && started.elapsed() < ARRIVED {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -119,7 +131,74 @@ where
     Report { findings: Ledger::check(&committed, &fixture.effects().await), noticed }
 }
 
+/// Commits some messages every second until it is told to stop.
+async fn produce<F: StoreFixture>(fixture: Arc<F>, enough: CancellationToken) -> Vec<Entry> {
+    let mut committed = Vec::new();
+    while !enough.is_cancelled() {
+        commit(&*fixture, &mut committed).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    committed
+}
+
+/// One minute of lost packets, half of it dark, then broken connections;
+/// answers with the time until everybody had noticed the dark.
+async fn bad_minute(network: &Network) -> Duration {
+    const DARK: Duration = Duration::from_secs(30);
+    network.becomes(Weather::Rain).await;
+    tokio::time::sleep(Duration::from_secs(25)).await;
+    let (before, dark) = (network.connections(), Instant::now());
+    network.becomes(Weather::Night).await;
+    while !network.connections().is_disjoint(&before) && dark.elapsed() < DARK {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let noticed = dark.elapsed();
+    tokio::time::sleep_until(dark + DARK).await;
+    for _ in 0..3 {
+        network.becomes(Weather::Rain).await;
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        network.becomes(Weather::Hail).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    noticed
+}
+
+async fn holds_in_full<F: StoreFixture, L: Link>(fixture: Arc<F>) {
+    const NOTICED: Duration = Duration::from_secs(15);
+    const LASTS: Duration = Duration::from_secs(30 * 60);
+    let Some(place) = Place::shared::<L>() else { return };
+    let network = Network::to(port(&place));
+    let transport = L::to(&place, Order::SingleActive);
+    let (enough, stop) = (CancellationToken::new(), CancellationToken::new());
+    let feed = transport.subscribe(DESTINATION, GROUP).await.unwrap();
+    let consumer = tokio::spawn(Consumer::new(inbox(&fixture), feed).concurrency(4).run(stop.clone()));
+    let relay = Relay::builder(fixture.store(), transport).options(short_leases()).build().unwrap();
+    let relay = tokio::spawn(relay.run(stop.clone()));
+    let producer = tokio::spawn(produce(Arc::clone(&fixture), enough.clone()));
+
+    let (started, mut nights) = (Instant::now(), Vec::new());
+    while started.elapsed() < LASTS {
+        nights.push(bad_minute(&network).await);
+    }
+    network.becomes(Weather::Fair).await;
+    enough.cancel();
+    let committed = producer.await.unwrap();
+    arrive(&*fixture, committed.len()).await;
+    stop.cancel();
+    relay.await.unwrap();
+    consumer.await.unwrap();
+
+    L::clean(&place).await;
+    let (slowest, findings) = (nights.iter().max(), Ledger::check(&committed, &fixture.effects().await));
+    println!("F26 {}: {} nights noticed within {slowest:?}, {findings}", L::BRAND.name(), nights.len());
+    assert!(slowest <= Some(&NOTICED), "a dead peer was not noticed within {NOTICED:?}: {nights:?}");
+    findings.assert_clean();
+}
+
 async fn holds<F: StoreFixture, L: Link>(fixture: Arc<F>) {
+    if is_full() {
+        return holds_in_full::<F, L>(fixture).await;
+    }
     let Some(place) = Place::shared::<L>() else { return };
     let (proxy, way) = detour(&place).await;
 

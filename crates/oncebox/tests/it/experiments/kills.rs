@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncebox::inspect::Inspect as _;
 use oncebox::{Inbox, Order, Outbox, Store, Subscriber as _};
 use oncebox_conformance::dice::Dice;
 use oncebox_conformance::sample::{DESTINATION, Posted, SOURCE};
@@ -16,8 +17,6 @@ use super::children::{Killed, Role, Ward};
 use super::link::{GROUP, Link, Place};
 use crate::crash_points::ground::Ground;
 
-/// Accounts, which are the keys.
-const ACCOUNTS: i64 = 40;
 /// Without progress for this long, nothing more will come.
 const REST: Duration = Duration::from_secs(4);
 
@@ -32,6 +31,8 @@ pub(super) struct Plan {
     pub(super) victims: Victims,
     pub(super) kills: usize,
     pub(super) messages: i64,
+    /// Accounts, which are the keys.
+    pub(super) accounts: i64,
     pub(super) order: Order,
 }
 
@@ -49,6 +50,8 @@ pub(super) struct Scene<F: Ground> {
     plan: Plan,
     dice: Dice,
     children: Vec<(Role, Killed)>,
+    /// So far.
+    kills: usize,
     committed: Vec<Entry>,
 }
 
@@ -74,20 +77,21 @@ impl<F: Ground> Scene<F> {
         let ward = Ward::new::<F, L>(fixture, place, plan.order);
         let dice = Dice::new(Dice::seed(plan.case));
         let fixture = Arc::clone(fixture);
-        Self { fixture, ward, plan, dice, children: Vec::new(), committed: Vec::new() }
+        Self { fixture, ward, plan, dice, children: Vec::new(), kills: 0, committed: Vec::new() }
     }
 
     pub(super) fn start(&mut self) {
         let Plan { relays, workers, .. } = self.plan;
         for (role, count) in [relays, workers] {
-            self.children.extend((0..count).map(|_| (role, self.ward.start(role))));
+            self.add(role, count);
         }
     }
 
-    async fn commit(&mut self, count: i64) {
+    pub(super) async fn commit(&mut self, count: i64) {
         let start = i64::try_from(self.committed.len()).unwrap();
-        let messages: Vec<Posted> =
-            (start..start + count).map(|n| Posted::on(&format!("account-{}", n % ACCOUNTS), n)).collect();
+        let messages: Vec<Posted> = (start..start + count)
+            .map(|n| Posted::on(&format!("account-{}", n % self.plan.accounts), n))
+            .collect();
         let store = self.fixture.store();
         let mut tx = store.begin().await.unwrap();
         Outbox::new(store.clone()).source(SOURCE).put_all(&mut tx, &messages).await.unwrap();
@@ -117,10 +121,55 @@ impl<F: Ground> Scene<F> {
         let victim = *self.dice.pick(&victims).unwrap();
         let role = self.children[victim].0;
         tokio::time::sleep(Duration::from_millis(self.dice.below(60) as u64)).await;
+        self.replace(victim, role);
+    }
+
+    /// Commits many messages, a transaction per thousand.
+    pub(super) async fn fill(&mut self, count: i64) {
+        for _ in 0..count / 1_000 {
+            self.commit(1_000).await;
+        }
+    }
+
+    /// Starts more children.
+    pub(super) fn add(&mut self, role: Role, count: usize) {
+        self.children.extend((0..count).map(|_| (role, self.ward.start(role))));
+    }
+
+    /// Has relays send everything, one of them killed each time `every` has
+    /// passed, and dismisses them; tells how long it took from the first batch.
+    pub(super) async fn drain(&mut self, relays: usize, every: Option<Duration>) -> Duration {
+        let called = std::time::Instant::now();
+        self.add(self.plan.relays.0, relays);
+        while !self.children.iter().any(|(_, child)| child.was_at_work_since(called)) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let (started, mut killed) = (Instant::now(), Instant::now());
+        while self.pending().await > 0 {
+            if every.is_some_and(|every| killed.elapsed() >= every) {
+                killed = Instant::now();
+                let victim = self.dice.below(relays);
+                self.replace(victim, self.plan.relays.0);
+            }
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+        let took = started.elapsed();
+        self.children.clear();
+        took
+    }
+
+    async fn pending(&self) -> i64 {
+        let status = self.fixture.store().status().await.unwrap();
+        status.sinks.iter().map(|sink| sink.pending + sink.waiting + sink.behind).sum()
+    }
+
+    /// Kills a child and starts another in its place.
+    fn replace(&mut self, victim: usize, role: Role) {
         // The old one is dead before the new one lives.
         let dead = self.children.swap_remove(victim);
         drop(dead);
         self.children.push((role, self.ward.start(role)));
+        self.kills += 1;
     }
 
     /// Waits until everything has arrived, or nothing moves any more.
@@ -128,7 +177,7 @@ impl<F: Ground> Scene<F> {
         let (mut last, mut moved) = (0, Instant::now());
         let healed = Instant::now();
         loop {
-            let effects = self.fixture.effects().await.len();
+            let effects = self.fixture.effect_count().await;
             if effects >= self.committed.len() || moved.elapsed() > REST {
                 break;
             }
@@ -141,10 +190,10 @@ impl<F: Ground> Scene<F> {
         // A copy that is still under way would double now.
         tokio::time::sleep(Duration::from_millis(300)).await;
         drop(self.children);
-        let Plan { case, kills, order, .. } = self.plan;
+        let Plan { case, order, .. } = self.plan;
         let findings = Ledger::check(&self.committed, &self.fixture.effects().await);
         let findings = if order == Order::None { unordered(findings) } else { findings };
-        println!("{case} {}: {kills} kills, caught up in {took:?}, {findings}", F::GUARANTEES.name);
+        println!("{case} {}: {} kills, caught up in {took:?}, {findings}", F::GUARANTEES.name, self.kills);
         findings
     }
 }

@@ -1,5 +1,6 @@
-//! The named experiments, in a size that fits into CI. Each has a sabotaged
-//! form that the same check must notice.
+//! The named experiments, in a size that fits into CI; `./dev torture
+//! experiments` runs them whole. Each has a sabotaged form that the same check
+//! must notice.
 
 mod bodies;
 mod booking;
@@ -8,6 +9,8 @@ mod crowd;
 mod kills;
 pub(crate) mod link;
 mod sabotaged;
+mod size;
+mod weather;
 mod workshop;
 
 mod d_kill;
