@@ -12,6 +12,7 @@ mod inspect;
 mod letters;
 mod mailbox;
 pub mod migrate;
+mod receipts;
 mod relay;
 mod retention;
 mod row;

@@ -112,6 +112,10 @@ mod store {
     oncebox_conformance::store_suite!(crate::conformance::postgres::PostgresFixture);
 }
 
+mod receipts {
+    oncebox_conformance::receipts_suite!(crate::conformance::postgres::PostgresFixture);
+}
+
 mod depot {
     oncebox_conformance::depot_suite!(crate::conformance::postgres::PostgresFixture);
 }
