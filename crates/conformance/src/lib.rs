@@ -23,7 +23,7 @@
 //! - [`capabilities`]: the table in the reference, from the same values.
 //! - [`proxy`]: a network that fails on demand. [`ailing`]: a store that does. [`server`]: a broker to kill.
 //! - [`sabotage`]: the protocol broken on purpose.
-//! - [`sample`], [`steps`], [`dice`], [`run`]: what cases are made of and how they run.
+//! - [`sample`], [`steps`], [`dice`], [`size`], [`run`]: what cases are made of and how they run.
 
 #![allow(
     clippy::unwrap_used,
@@ -49,6 +49,7 @@ pub mod run;
 pub mod sabotage;
 pub mod sample;
 pub mod server;
+pub mod size;
 pub mod steps;
 pub mod store;
 pub mod transport;

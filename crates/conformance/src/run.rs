@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use crate::fixture::{StoreFixture, TransportFixture};
 use crate::path::scene::Scene;
+use crate::size::sized;
 
 /// No case may take longer: one that waits for ever has found a bug.
-const PATIENCE: Duration = Duration::from_secs(120);
+fn patience() -> Duration {
+    Duration::from_secs(sized(120, 3_600))
+}
 
 /// Runs a case of the store suite, or of the path suite if it makes its scenes itself.
 pub fn on_store<F, C, Fut>(case: C)
@@ -77,13 +80,13 @@ type Outcome = Result<Result<(), tokio::task::JoinError>, tokio::time::error::El
 
 /// In a task, so that a case that panics is still cleaned up after.
 async fn bounded(case: impl Future<Output = ()> + Send + 'static) -> Outcome {
-    tokio::time::timeout(PATIENCE, tokio::spawn(case)).await
+    tokio::time::timeout(patience(), tokio::spawn(case)).await
 }
 
 fn conclude(outcome: Outcome) {
     match outcome {
         Ok(Ok(())) => {}
         Ok(Err(died)) => resume_unwind(died.into_panic()),
-        Err(_elapsed) => panic!("the case was not over after {PATIENCE:?}"),
+        Err(_elapsed) => panic!("the case was not over after {:?}", patience()),
     }
 }

@@ -20,12 +20,12 @@ use oncebox_conformance::StoreFixture;
 use oncebox_conformance::sabotage::{MaybeEager, MaybeHasty};
 use oncebox_conformance::sample::{DESTINATION, Posted};
 use oncebox_conformance::server::Brand;
+use oncebox_conformance::size::sized;
 use tokio_util::sync::CancellationToken;
 
 use super::bodies::{HANDLER, tireless};
 use super::booking::{Booking, operation};
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
-use super::size::sized;
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
 use crate::crash_points::ground::Ground;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use oncebox::{Consumer, Envelope, Order, Publisher, Subscriber as _};
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::{DESTINATION, Posted, SOURCE};
+use oncebox_conformance::size::is_full;
 use oncebox_conformance::{Findings, Ledger, StoreFixture as _};
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +19,6 @@ use super::booking::operation;
 use super::children::Role;
 use super::kills::{Plan, Scene, Victims, inbox};
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
-use super::size::is_full;
 use crate::conformance::postgres::PostgresFixture;
 
 const RELAYS: usize = 4;

@@ -15,6 +15,7 @@ use oncebox::inspect::Inspect as _;
 use oncebox::{Consumer, Envelope, Failure, Order, Outbox, Publisher, Relay, Result, Store as _, Subscriber};
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::{DESTINATION, Posted, SOURCE};
+use oncebox_conformance::size::sized;
 use oncebox_conformance::{Entry, Findings, Ledger, StoreFixture};
 use oncebox_transports::nats::{Nats, Topology};
 use tokio::time::Instant;
@@ -25,7 +26,6 @@ use super::booking::operation;
 use super::children::short_leases;
 use super::kills::inbox;
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
-use super::size::sized;
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
 

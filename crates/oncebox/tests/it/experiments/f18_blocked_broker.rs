@@ -16,6 +16,7 @@ use oncebox::{
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::{DESTINATION, Posted, SOURCE};
 use oncebox_conformance::server::{Brand, Server};
+use oncebox_conformance::size::sized;
 use oncebox_conformance::{Findings, Ledger, StoreFixture as _};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +26,6 @@ use super::booking::operation;
 use super::children::short_leases;
 use super::kills::{inbox, unordered};
 use super::link::{GROUP, Link as _, Place, RabbitLink};
-use super::size::sized;
 use crate::conformance::postgres::PostgresFixture;
 
 /// What a relay hands to its publisher at once.

@@ -19,6 +19,7 @@ use oncebox_conformance::StoreFixture;
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::{DESTINATION, Posted, SOURCE};
 use oncebox_conformance::server::{Brand, Server};
+use oncebox_conformance::size::sized;
 use oncebox_stores::postgres::{PostgresStore, pool_options};
 use oncebox_transports::nats::Nats;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +27,6 @@ use tokio_util::sync::CancellationToken;
 use super::bodies::{Bodies, HANDLER};
 use super::booking::operation;
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
-use super::size::sized;
 use crate::conformance::postgres::PostgresFixture;
 
 fn count() -> i64 {

@@ -12,6 +12,7 @@ use oncebox::{Consumer, Order, Outbox, Publisher, Relay, Store as _, Subscriber}
 use oncebox_conformance::proxy::Proxy;
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::{DESTINATION, Posted, SOURCE};
+use oncebox_conformance::size::is_full;
 use oncebox_conformance::{Entry, Findings, Ledger, StoreFixture};
 use oncebox_transports::rabbitmq::RabbitMq;
 use tokio::time::Instant;
@@ -22,7 +23,6 @@ use super::booking::operation;
 use super::children::short_leases;
 use super::kills::inbox;
 use super::link::{GROUP, Link, NatsLink, Place, RabbitLink};
-use super::size::is_full;
 use super::weather::{Network, Weather};
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;

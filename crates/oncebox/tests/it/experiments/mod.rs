@@ -9,7 +9,6 @@ mod crowd;
 mod kills;
 pub(crate) mod link;
 mod sabotaged;
-mod size;
 mod weather;
 mod workshop;
 

@@ -4,11 +4,13 @@
 /// The variable by which the whole size is asked for; children inherit it.
 const VARIABLE: &str = "ONCEBOX_EXPERIMENTS";
 
-pub(super) fn is_full() -> bool {
+/// Whether the whole size is asked for.
+#[must_use]
+pub fn is_full() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|size| size == "full")
 }
 
-/// The number for every run, or the one for the whole size.
-pub(super) fn sized<T>(small: T, full: T) -> T {
+/// What is right for every run, or for the whole size.
+pub fn sized<T>(small: T, full: T) -> T {
     if is_full() { full } else { small }
 }
