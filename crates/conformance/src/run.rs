@@ -9,7 +9,7 @@ use crate::fixture::{StoreFixture, TransportFixture};
 use crate::path::scene::Scene;
 
 /// No case may take longer: one that waits for ever has found a bug.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Runs a case of the store suite, or of the path suite if it makes its scenes itself.
 pub fn on_store<F, C, Fut>(case: C)
