@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use oncebox_conformance::proxy::{Cut, Proxy, Sender};
 use oncebox_conformance::sample::{keyed, plain};
+use oncebox_conformance::server::free_port;
 use oncebox_conformance::transport::exchange::{finish, join, next};
 use oncebox_core::transport::Class;
 use oncebox_core::{Acknowledge, Delivery, Envelope, Feed, Kind, Publisher};
@@ -150,7 +151,7 @@ async fn a_certificate_of_another_name_is_refused() {
         println!("SKIP a certificate of another name: there is no openssl");
         return;
     }
-    let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let _server = tokio::process::Command::new("openssl")
         .args(["s_server", "-quiet", "-key", "key.pem", "-cert", "cert.pem", "-accept", &port.to_string()])
         .current_dir(&dir)
