@@ -11,7 +11,7 @@ use http::Response;
 use http_body::Body;
 use http_body_util::BodyExt as _;
 use oncebox_core::gate::{Admission, AdmitRequest, Pass, Receipts};
-use oncebox_core::{Kind, Store as _, Transaction};
+use oncebox_core::{Kind, Transaction};
 
 use crate::answer::{Problem, STORE};
 use crate::body::{BoxError, GateBody};

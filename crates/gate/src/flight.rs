@@ -142,12 +142,12 @@ impl<S: Receipts> Flight<S> {
     {
         let mut copy = Some(BytesMut::new());
         let (mut trailers, mut last) = (None, None);
-        while let Some(piece) = body.frame().await {
+        while let Some(piece) = body.frame().await.map(|piece| piece.map_err(Into::<BoxError>::into)) {
             let frame = match piece {
                 Ok(frame) => frame,
                 Err(error) => {
                     self.doubt().await;
-                    client.send(Err(error.into())).await.ok();
+                    client.send(Err(error)).await.ok();
                     return;
                 }
             };

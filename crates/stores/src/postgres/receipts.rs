@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use oncebox_core::gate::{Admission, AdmitRequest, OnDoubt, OnMismatch, Pass, Receipts, Reply};
 use oncebox_core::{Error, Kind, Result, Timestamp};
-use sqlx::{PgConnection, PgExecutor};
+use sqlx::postgres::PgRow;
+use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
 
 use super::error::failed;
 use super::row::{clock, span};
@@ -15,7 +16,6 @@ const RACES: usize = 3;
 const ADMIT: &str = "cannot admit a request";
 
 /// What a statement has found under a key.
-#[derive(sqlx::FromRow)]
 struct Found {
     taken: bool,
     same: Option<bool>,
@@ -25,6 +25,20 @@ struct Found {
     body: Option<Vec<u8>>,
     /// It was not in the way when this statement began.
     free: bool,
+}
+
+impl FromRow<'_, PgRow> for Found {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            taken: row.try_get("taken")?,
+            same: row.try_get("same")?,
+            state: row.try_get("state")?,
+            left_over: row.try_get("left_over")?,
+            head: row.try_get("head")?,
+            body: row.try_get("body")?,
+            free: row.try_get("free")?,
+        })
+    }
 }
 
 impl Found {

@@ -6,8 +6,8 @@ use oncebox_core::gate::receipt::{Receipt, Ruling, Standing, judge};
 use oncebox_core::gate::{Admission, AdmitRequest, Fingerprint, Pass, Receipts, Reply};
 use oncebox_core::timestamp::micros;
 use oncebox_core::{Error, Kind, Result, Store as _, Timestamp};
-use sqlx::SqliteExecutor;
-use sqlx::sqlite::SqliteConnection;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::{FromRow, Row as _, SqliteExecutor};
 
 use super::SqliteStore;
 use super::error::failed;
@@ -15,7 +15,6 @@ use super::error::failed;
 const ADMIT: &str = "cannot admit a request";
 
 /// What is under a key, and what time it is.
-#[derive(sqlx::FromRow)]
 struct Found {
     now: i64,
     fingerprint: Option<Vec<u8>>,
@@ -25,6 +24,21 @@ struct Found {
     expires_at: Option<i64>,
     head: Option<Vec<u8>>,
     body: Option<Vec<u8>>,
+}
+
+impl FromRow<'_, SqliteRow> for Found {
+    fn from_row(row: &SqliteRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            now: row.try_get("now")?,
+            fingerprint: row.try_get("fingerprint")?,
+            state: row.try_get("state")?,
+            token: row.try_get("token")?,
+            lease_until: row.try_get("lease_until")?,
+            expires_at: row.try_get("expires_at")?,
+            head: row.try_get("head")?,
+            body: row.try_get("body")?,
+        })
+    }
 }
 
 impl Found {
