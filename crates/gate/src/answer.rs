@@ -63,6 +63,8 @@ pub enum Problem {
     StoreDown,
     /// The handler fell over.
     Panicked,
+    /// The reply ended before it was whole.
+    ReplyBroken,
 }
 
 impl Problem {
@@ -98,6 +100,7 @@ impl Problem {
                 (StatusCode::SERVICE_UNAVAILABLE, "idempotency-unavailable", "Requests cannot be told apart now")
             }
             Self::Panicked => (StatusCode::INTERNAL_SERVER_ERROR, "internal-error", "Something went wrong"),
+            Self::ReplyBroken => (StatusCode::BAD_GATEWAY, "outcome-unknown", "The reply was cut off"),
         }
     }
 
@@ -127,6 +130,7 @@ impl Problem {
             }
             Self::BodyBroken => "The connection ended before the body did. Nothing was done; send it again.".into(),
             Self::StoreDown => "Nothing was done. Send the same request again after Retry-After.".into(),
+            Self::ReplyBroken => "The service was cut off while it answered; nobody knows what it did.".into(),
             Self::Panicked => "The request was cut off by an error. The key is free again.".into(),
         }
     }
@@ -141,7 +145,7 @@ impl Problem {
     }
 
     const fn is_retryable(&self) -> bool {
-        matches!(self, Self::InFlight { .. } | Self::StoreDown | Self::BodyBroken | Self::Panicked)
+        matches!(self, Self::InFlight { .. } | Self::StoreDown | Self::BodyBroken | Self::Panicked | Self::ReplyBroken)
     }
 
     pub(crate) fn answer(&self, policy: &Policy) -> Response<GateBody> {

@@ -33,6 +33,10 @@ const AGAIN: [Duration; 6] = [
     Duration::from_secs(30),
 ];
 
+/// In the extensions of a reply: nobody knows whether the request took effect.
+#[derive(Clone, Copy, Debug)]
+pub struct Doubt;
+
 pub(crate) struct Flight<S: Receipts> {
     gate: Arc<Inner<S>>,
     policy: Arc<Policy>,
@@ -87,6 +91,10 @@ impl<S: Receipts> Flight<S> {
         B::Error: Into<BoxError>,
     {
         let (mut parts, body) = response.into_parts();
+        if parts.extensions.remove::<Doubt>().is_some() {
+            self.doubt().await;
+            return Response::from_parts(parts, GateBody::other(body));
+        }
         if record::is_endless(&parts) {
             tracing::warn!("a reply without an end cannot be kept; its key is free again");
             metrics::counter!("oncebox_gate_bypassed_total").increment(1);
@@ -112,7 +120,7 @@ impl<S: Receipts> Flight<S> {
         let Ok(collected) = body.collect().await else {
             // It has run, and what it did nobody knows.
             self.doubt().await;
-            return Problem::Panicked.answer(&self.policy);
+            return Problem::ReplyBroken.answer(&self.policy);
         };
         let trailers = collected.trailers().cloned();
         let data = collected.to_bytes();

@@ -38,6 +38,7 @@ mod service;
 pub use answer::{Problem, REPLAYED};
 pub use body::GateBody;
 pub use claim::{Claim, Claimed};
+pub use flight::Doubt;
 pub use gate::{Gate, GateBuilder};
 pub use oncebox_core::gate::{Caller, KeySyntax, OnDoubt, RequestKey};
 pub use policy::{InFlight, Policy, Profile, Store, Strategy};
