@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_TYPE, HeaderName, HeaderValue, LINK, RETRY_AFTER};
+use http::header::{
+    CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_TYPE, HeaderName, HeaderValue, LINK, RETRY_AFTER,
+};
 use http::{Response, StatusCode};
 use oncebox_core::gate::KeyError;
 
@@ -71,20 +73,28 @@ impl Problem {
     /// The status and the code that programs can tell it by.
     fn kind(&self, policy: &Policy) -> (StatusCode, &'static str, &'static str) {
         match self {
-            Self::KeyMissing => (StatusCode::BAD_REQUEST, "idempotency-key-missing", "Idempotency-Key is missing"),
+            Self::KeyMissing => {
+                (StatusCode::BAD_REQUEST, "idempotency-key-missing", "Idempotency-Key is missing")
+            }
             Self::KeyMalformed(_) => {
                 (StatusCode::BAD_REQUEST, "idempotency-key-malformed", "Idempotency-Key cannot be understood")
             }
             Self::KeyOfAnother => {
                 (StatusCode::FORBIDDEN, "idempotency-key-foreign", "Idempotency-Key names another tenant")
             }
-            Self::KeyNotOfContent => {
-                (StatusCode::BAD_REQUEST, "idempotency-key-content", "Idempotency-Key is not that of the body")
+            Self::KeyNotOfContent => (
+                StatusCode::BAD_REQUEST,
+                "idempotency-key-content",
+                "Idempotency-Key is not that of the body",
+            ),
+            Self::CallerUnknown => (
+                StatusCode::UNAUTHORIZED,
+                "idempotency-caller-unknown",
+                "The caller of this request is unknown",
+            ),
+            Self::KeyReused => {
+                (policy.mismatch_status, "idempotency-key-reused", "Idempotency-Key is already used")
             }
-            Self::CallerUnknown => {
-                (StatusCode::UNAUTHORIZED, "idempotency-caller-unknown", "The caller of this request is unknown")
-            }
-            Self::KeyReused => (policy.mismatch_status, "idempotency-key-reused", "Idempotency-Key is already used"),
             Self::InFlight { .. } => {
                 (StatusCode::CONFLICT, "operation-in-progress", "The same request is being worked on")
             }
@@ -96,9 +106,11 @@ impl Problem {
                 (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large")
             }
             Self::BodyBroken => (StatusCode::BAD_REQUEST, "body-incomplete", "The body is not whole"),
-            Self::StoreDown => {
-                (StatusCode::SERVICE_UNAVAILABLE, "idempotency-unavailable", "Requests cannot be told apart now")
-            }
+            Self::StoreDown => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "idempotency-unavailable",
+                "Requests cannot be told apart now",
+            ),
             Self::Panicked => (StatusCode::INTERNAL_SERVER_ERROR, "internal-error", "Something went wrong"),
             Self::ReplyBroken => (StatusCode::BAD_GATEWAY, "outcome-unknown", "The reply was cut off"),
         }
@@ -106,31 +118,43 @@ impl Problem {
 
     fn detail(&self) -> String {
         match self {
-            Self::KeyMissing => "This operation requires the header Idempotency-Key: a new random value, such as a \
+            Self::KeyMissing => {
+                "This operation requires the header Idempotency-Key: a new random value, such as a \
                                  UUID, for each operation, and the same one for each retry of it."
-                .into(),
+                    .into()
+            }
             Self::KeyMalformed(error) => format!("Idempotency-Key: {error}."),
             Self::KeyOfAnother => "The tenant in the key is not the tenant of the caller.".into(),
             Self::KeyNotOfContent => {
                 "A key that begins with content: must go on with the SHA-256 of the body, in hex.".into()
             }
-            Self::CallerUnknown => "A key counts for the caller who sent it, so the caller must be known.".into(),
-            Self::KeyReused => "This key was used for another request. Send the same request again to get its \
+            Self::CallerUnknown => {
+                "A key counts for the caller who sent it, so the caller must be known.".into()
+            }
+            Self::KeyReused => {
+                "This key was used for another request. Send the same request again to get its \
                                 reply, or use a new key for a new one."
-                .into(),
+                    .into()
+            }
             Self::InFlight { .. } => "Send the same request again after Retry-After to get its reply.".into(),
-            Self::OutcomeUnknown => "An earlier request with this key was cut off, and it may or may not have taken \
+            Self::OutcomeUnknown => {
+                "An earlier request with this key was cut off, and it may or may not have taken \
                                      effect. Find out before you use a new key."
-                .into(),
+                    .into()
+            }
             Self::NotRetained { status, .. } => {
                 format!("The request took effect and was answered with {status}; it was not run again.")
             }
             Self::BodyTooLarge { limit } => {
                 format!("With an Idempotency-Key the body may have {limit} bytes, as it must be compared.")
             }
-            Self::BodyBroken => "The connection ended before the body did. Nothing was done; send it again.".into(),
+            Self::BodyBroken => {
+                "The connection ended before the body did. Nothing was done; send it again.".into()
+            }
             Self::StoreDown => "Nothing was done. Send the same request again after Retry-After.".into(),
-            Self::ReplyBroken => "The service was cut off while it answered; nobody knows what it did.".into(),
+            Self::ReplyBroken => {
+                "The service was cut off while it answered; nobody knows what it did.".into()
+            }
             Self::Panicked => "The request was cut off by an error. The key is free again.".into(),
         }
     }
@@ -145,7 +169,10 @@ impl Problem {
     }
 
     const fn is_retryable(&self) -> bool {
-        matches!(self, Self::InFlight { .. } | Self::StoreDown | Self::BodyBroken | Self::Panicked | Self::ReplyBroken)
+        matches!(
+            self,
+            Self::InFlight { .. } | Self::StoreDown | Self::BodyBroken | Self::Panicked | Self::ReplyBroken
+        )
     }
 
     pub(crate) fn answer(&self, policy: &Policy) -> Response<GateBody> {

@@ -41,7 +41,9 @@ impl<T: Sync, S: Receipts> FromRequestParts<T> for Claimed<S> {
 
     async fn from_request_parts(parts: &mut Parts, _: &T) -> Result<Self, Response> {
         let Some(claim) = parts.extensions.get::<Claim<S>>().cloned() else {
-            tracing::error!("a handler claims a key, but the request has none, or the gate is not transactional");
+            tracing::error!(
+                "a handler claims a key, but the request has none, or the gate is not transactional"
+            );
             return Err(StatusCode::INTERNAL_SERVER_ERROR.into_response());
         };
         claim.begin().await.map_err(|answer| answer.map(Body::new))

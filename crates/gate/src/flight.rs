@@ -107,7 +107,8 @@ impl<S: Receipts> Flight<S> {
             parts.headers.remove(STORE);
             return Response::from_parts(parts, GateBody::other(body));
         }
-        let is_short = body.size_hint().exact().is_some_and(|size| size <= self.policy.max_response_body as u64);
+        let is_short =
+            body.size_hint().exact().is_some_and(|size| size <= self.policy.max_response_body as u64);
         if is_short { self.collect(parts, body).await } else { self.tee(parts, body) }
     }
 

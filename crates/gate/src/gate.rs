@@ -219,7 +219,9 @@ impl<S: Receipts> Inner<S> {
                         }
                     }
                 }
-                Err(error) => tracing::warn!(error = %error.chain(), "leases of requests could not be renewed"),
+                Err(error) => {
+                    tracing::warn!(error = %error.chain(), "leases of requests could not be renewed")
+                }
             }
         }
     }

@@ -186,7 +186,9 @@ impl Policy {
         let refuse = |reason: &str| Err(Error::new(Kind::Config, format!("gate: {reason}")));
         let is_unsafe = matches!(self.strategy, Strategy::LastWriteWins | Strategy::WarnButAllow);
         if is_unsafe && !self.allow_unsafe_strategies {
-            return refuse("this strategy lets a request take effect twice; set allow_unsafe_strategies to have it");
+            return refuse(
+                "this strategy lets a request take effect twice; set allow_unsafe_strategies to have it",
+            );
         }
         if self.lease < Duration::from_secs(1) {
             return refuse("a lease below 1 s would be over while a request runs");
@@ -243,7 +245,8 @@ mod tests {
         for policy in nonsense {
             assert_eq!(policy.check().unwrap_err().kind(), Kind::Config, "{policy:?}");
         }
-        let bold = Policy { allow_unsafe_strategies: true, strategy: Strategy::LastWriteWins, ..Policy::default() };
+        let bold =
+            Policy { allow_unsafe_strategies: true, strategy: Strategy::LastWriteWins, ..Policy::default() };
         bold.check().unwrap();
     }
 }

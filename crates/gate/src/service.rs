@@ -171,7 +171,11 @@ impl<S: Receipts> Entrance<S> {
         if policy.strategy == Strategy::ContentBased && !is_of_content(&key, &body) {
             return Way::Refused(Problem::KeyNotOfContent.answer(&policy));
         }
-        let route = if policy.key_per_route { format!("{} {}", parts.method, parts.uri.path()) } else { String::new() };
+        let route = if policy.key_per_route {
+            format!("{} {}", parts.method, parts.uri.path())
+        } else {
+            String::new()
+        };
         let receipt = gate.keys.make(&caller, &route, &key);
         let admit = admit_request(receipt, fingerprint(&parts, &body, &policy), &policy);
         let key = IdempotencyKey { key, receipt, keys: gate.keys.clone() };
@@ -266,7 +270,9 @@ impl<S: Receipts> Entrance<S> {
                 Err(error) => return self.without_store(&error),
             };
             let waits = match (&admission, self.policy.in_flight) {
-                (Admission::InFlight { .. }, InFlight::Wait(limit)) => limit.saturating_sub(started.elapsed()),
+                (Admission::InFlight { .. }, InFlight::Wait(limit)) => {
+                    limit.saturating_sub(started.elapsed())
+                }
                 _ => Duration::ZERO,
             };
             if waits.is_zero() {
@@ -345,7 +351,11 @@ fn fingerprint(parts: &Parts, body: &[u8], policy: &Policy) -> Fingerprint {
         content_type: parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()),
         body,
     };
-    if policy.raw_fingerprint { Fingerprint::raw(&request) } else { Fingerprint::of(&request, &policy.excluded) }
+    if policy.raw_fingerprint {
+        Fingerprint::raw(&request)
+    } else {
+        Fingerprint::of(&request, &policy.excluded)
+    }
 }
 
 fn admit_request(key: ReceiptKey, fingerprint: Fingerprint, policy: &Policy) -> AdmitRequest {

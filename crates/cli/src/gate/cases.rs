@@ -159,7 +159,10 @@ impl Stand {
     }
 
     async fn send(&self, message: &Message) -> Result<Answer, String> {
-        self.target.send(message).await.map_err(|error| format!("{} {}: {error}", message.method, message.path))
+        self.target
+            .send(message)
+            .await
+            .map_err(|error| format!("{} {}: {error}", message.method, message.path))
     }
 
     /// How often the handler has run for this case.

@@ -57,7 +57,8 @@ struct Tried {
 
 pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
     let target = Target::parse(&args.target).ok_or_else(|| {
-        Fault::new(Class::Input, "--target is no URL of the form http://host:port").help("TLS is not spoken here")
+        Fault::new(Class::Input, "--target is no URL of the form http://host:port")
+            .help("TLS is not spoken here")
     })?;
     if let Err(error) = target.count("nothing").await {
         let text = format!("the fixture behind {} does not answer: {error}", args.target);
@@ -84,7 +85,9 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
         .collect();
     let mut tried = Vec::new();
     for task in tasks {
-        tried.push(task.await.map_err(|error| Fault::new(Class::Failed, format!("a case fell over: {error}")))?);
+        tried.push(
+            task.await.map_err(|error| Fault::new(Class::Failed, format!("a case fell over: {error}")))?,
+        );
     }
     print(&tried, format);
     let is_failed = tried.iter().any(|tried| matches!(tried.conclusion, Conclusion::Failed(_)));
@@ -102,7 +105,8 @@ fn print(tried: &[Tried], format: Format) {
                         "observed": tried.conclusion.observed() })
             })
             .collect();
-        let sums = json!({ "v": 1, "passed": passed, "failed": failed, "not_applicable": left_out, "cases": cases });
+        let sums =
+            json!({ "v": 1, "passed": passed, "failed": failed, "not_applicable": left_out, "cases": cases });
         println!("{sums}");
         return;
     }

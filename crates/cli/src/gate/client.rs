@@ -64,7 +64,9 @@ impl Message {
             text.extend_from_slice(value);
             text.extend_from_slice(b"\r\n");
         }
-        text.extend_from_slice(format!("content-length: {}\r\nconnection: close\r\n\r\n", self.body.len()).as_bytes());
+        text.extend_from_slice(
+            format!("content-length: {}\r\nconnection: close\r\n\r\n", self.body.len()).as_bytes(),
+        );
         text.extend_from_slice(&self.body);
         text
     }
@@ -171,7 +173,8 @@ async fn read(stream: TcpStream, started: std::time::Instant) -> io::Result<Answ
     loop {
         let first = String::from_utf8_lossy(&line(&mut stream).await?).into_owned();
         let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
-        answer.status = status.ok_or_else(|| io::Error::other(format!("no answer of HTTP/1.1: {first:?}")))?;
+        answer.status =
+            status.ok_or_else(|| io::Error::other(format!("no answer of HTTP/1.1: {first:?}")))?;
         answer.headers.clear();
         loop {
             let field = line(&mut stream).await?;

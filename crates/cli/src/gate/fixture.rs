@@ -79,7 +79,10 @@ pub(super) fn policies(profile: ProfileName) -> Vec<(&'static str, Policy)> {
         ("/excluded", with(|policy| policy.excluded = vec!["timestamp".into()])),
         ("/raw", with(|policy| policy.raw_fingerprint = true)),
         ("/lease", with(|policy| policy.lease = Duration::from_secs(2))),
-        ("/ttl", with(|policy| (policy.lease, policy.ttl) = (Duration::from_secs(1), Duration::from_secs(3)))),
+        (
+            "/ttl",
+            with(|policy| (policy.lease, policy.ttl) = (Duration::from_secs(1), Duration::from_secs(3))),
+        ),
     ]
 }
 
@@ -126,7 +129,8 @@ fn handlers(counts: &Counts) -> Router {
 }
 
 fn counter(counts: &Counts) -> Router {
-    let of = |State(counts): State<Counts>, Path(case): Path<String>| async move { counts.of(&case).to_string() };
+    let of =
+        |State(counts): State<Counts>, Path(case): Path<String>| async move { counts.of(&case).to_string() };
     Router::new().route("/_fx/count/{case}", get(of)).with_state(counts.clone())
 }
 

@@ -49,7 +49,13 @@ pub(crate) struct ProxyArgs {
     #[arg(long)]
     unscoped: bool,
     /// A secret for the hashes of keys and callers; the same for all gates on one database
-    #[arg(long, env = "ONCEBOX_GATE_SECRET", hide_env_values = true, value_name = "TEXT", default_value = "")]
+    #[arg(
+        long,
+        env = "ONCEBOX_GATE_SECRET",
+        hide_env_values = true,
+        value_name = "TEXT",
+        default_value = ""
+    )]
     secret: String,
     /// Paths that must have a key; may be given more than once
     #[arg(long, value_name = "PREFIX")]
@@ -128,7 +134,9 @@ fn text(headers: &HeaderMap, name: &str) -> String {
 
 pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
     if args.store == "memory" {
-        tracing::warn!("receipts are kept in memory: a restart forgets them, and other gates do not see them");
+        tracing::warn!(
+            "receipts are kept in memory: a restart forgets them, and other gates do not see them"
+        );
     }
     let upstream = Upstream::new(&args.upstream, Duration::from_secs(args.timeout))?;
     let receipts = Receipts::open(&args.store, &args.schema, 256 << 20).await?;

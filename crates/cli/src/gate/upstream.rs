@@ -44,7 +44,8 @@ pub(super) struct Upstream {
 impl Upstream {
     pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, Fault> {
         let refuse = |why: &str| {
-            Fault::new(Class::Input, format!("--upstream: {why}")).help("write http://host:port or http://host:port/base")
+            Fault::new(Class::Input, format!("--upstream: {why}"))
+                .help("write http://host:port or http://host:port/base")
         };
         let uri: Uri = url.parse().map_err(|_| refuse("this is no URL"))?;
         if uri.scheme() != Some(&Scheme::HTTP) {
@@ -91,7 +92,11 @@ impl Upstream {
 
     async fn send(self, request: Request<Body>) -> Response<Body> {
         let Some(request) = self.redirect(request) else {
-            return problem(StatusCode::BAD_REQUEST, "the address of the request cannot be understood", false);
+            return problem(
+                StatusCode::BAD_REQUEST,
+                "the address of the request cannot be understood",
+                false,
+            );
         };
         match tokio::time::timeout(self.timeout, self.client.request(request)).await {
             Ok(Ok(response)) => {
@@ -110,7 +115,11 @@ impl Upstream {
             }
             Err(_elapsed) => {
                 tracing::warn!("the service did not answer in time");
-                problem(StatusCode::GATEWAY_TIMEOUT, "the service did not answer; nobody knows what it did", true)
+                problem(
+                    StatusCode::GATEWAY_TIMEOUT,
+                    "the service did not answer; nobody knows what it did",
+                    true,
+                )
             }
         }
     }

@@ -151,7 +151,11 @@ pub async fn what_is_old_is_deleted_and_what_runs_stays<F: ReceiptsFixture>(fixt
     admitted(&store, &short, TTL).await;
 
     assert_eq!(store.forget(2, at(TTL + 3)).await.unwrap(), 2);
-    assert_eq!(store.forget(100, at(TTL + 3)).await.unwrap(), 3, "three sealed ones and the dead one, less two");
+    assert_eq!(
+        store.forget(100, at(TTL + 3)).await.unwrap(),
+        3,
+        "three sealed ones and the dead one, less two"
+    );
     assert_eq!(store.forget(100, at(TTL + 3)).await.unwrap(), 0);
     assert!(matches!(
         store.admit(&request("long", "body"), at(TTL + 3)).await.unwrap(),

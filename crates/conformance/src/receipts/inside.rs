@@ -89,7 +89,9 @@ pub async fn a_request_admitted_outside_can_be_sealed_inside<F: ReceiptsFixture>
     assert_eq!(fixture.effect_count().await, 1);
 }
 
-pub async fn a_request_admitted_outside_stays_in_flight_when_its_transaction_rolls_back<F: ReceiptsFixture>(
+pub async fn a_request_admitted_outside_stays_in_flight_when_its_transaction_rolls_back<
+    F: ReceiptsFixture,
+>(
     fixture: Arc<F>,
 ) {
     let store = fixture.store();

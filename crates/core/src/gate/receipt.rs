@@ -237,6 +237,9 @@ mod tests {
     #[test]
     fn a_run_that_outlives_its_receipt_is_not_run_again_beside_itself() {
         let long = Receipt { expires_at: at(10), ..receipt(Standing::InFlight { until: at(30) }) };
-        assert_eq!(judge(Some(&long), &request(), at(20)), Ruling::InFlight { left: Duration::from_secs(10) });
+        assert_eq!(
+            judge(Some(&long), &request(), at(20)),
+            Ruling::InFlight { left: Duration::from_secs(10) }
+        );
     }
 }

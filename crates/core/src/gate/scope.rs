@@ -24,7 +24,10 @@ impl KeyMaker {
     #[must_use]
     pub fn new(secret: &[u8]) -> Self {
         // Any length is taken, so the other arm cannot happen.
-        Self(Hmac::new_from_slice(secret).unwrap_or_else(|_| Hmac::new(&hmac::digest::Key::<Hmac<Sha256>>::default())))
+        Self(
+            Hmac::new_from_slice(secret)
+                .unwrap_or_else(|_| Hmac::new(&hmac::digest::Key::<Hmac<Sha256>>::default())),
+        )
     }
 
     /// What the receipt of this caller's key is found by. `route` keeps the

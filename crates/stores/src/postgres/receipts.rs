@@ -120,7 +120,10 @@ impl PostgresStore {
             .await
             .map_err(failed("cannot seal a receipt"))?;
         if sealed.rows_affected() == 0 {
-            return Err(Error::new(Kind::Fenced, "the request was admitted once more, or its receipt is gone"));
+            return Err(Error::new(
+                Kind::Fenced,
+                "the request was admitted once more, or its receipt is gone",
+            ));
         }
         Ok(())
     }

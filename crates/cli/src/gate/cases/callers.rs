@@ -5,7 +5,9 @@ use super::super::fixture::MAX_REQUEST;
 use super::{Outcome, Stand, ensure, expect, is_problem};
 
 pub(super) async fn tenants(stand: Stand) -> Outcome {
-    let key = |tenant: &str| if stand.is_atp() { format!("{tenant}:check:1-{}", stand.case) } else { stand.case.clone() };
+    let key = |tenant: &str| {
+        if stand.is_atp() { format!("{tenant}:check:1-{}", stand.case) } else { stand.case.clone() }
+    };
     let of = |tenant: &str| {
         let order = Message::post("/orders", "{}").header("x-fx-case", &stand.case);
         order.header("x-fx-tenant", tenant).key(&key(tenant))

@@ -8,7 +8,9 @@ pub(super) async fn raises(stand: Stand) -> Outcome {
     let message = stand.order(r#"{"raise":true}"#).key(&stand.key());
     // A server may hang up instead of answering.
     if let Ok(answer) = stand.send(&message).await {
-        ensure(answer.status >= 500, || format!("a handler that fell over was answered with {}", answer.status))?;
+        ensure(answer.status >= 500, || {
+            format!("a handler that fell over was answered with {}", answer.status)
+        })?;
     }
     expect("status of the second", stand.send(&message).await?.status, 201)?;
     expect("runs", stand.runs().await?, 2)

@@ -33,7 +33,8 @@ pub(super) async fn bytes(stand: Stand) -> Outcome {
     expect("runs", stand.runs().await?, 2)?;
     stand.is_replay(&first, &second)?;
     let (key, binary) = (stand.key(), stand.order(r#"{"bin":true}"#));
-    let (first, second) = (stand.send(&binary.clone().key(&key)).await?, stand.send(&binary.key(&key)).await?);
+    let (first, second) =
+        (stand.send(&binary.clone().key(&key)).await?, stand.send(&binary.key(&key)).await?);
     expect("runs", stand.runs().await?, 3)?;
     ensure(first.body.contains(&0xff) && first.body.contains(&0), || "the fixture sends no binary".into())?;
     stand.is_replay(&first, &second)
