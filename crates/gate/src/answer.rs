@@ -10,8 +10,9 @@ use http::header::{
 use http::{Response, StatusCode};
 use oncebox_core::gate::KeyError;
 
-use crate::body::GateBody;
+use crate::body::{self, GateBody};
 use crate::policy::Policy;
+use crate::telemetry;
 
 /// Marks a replayed reply.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -185,7 +186,7 @@ impl Problem {
             "code": code,
             "retryable": self.is_retryable(),
         });
-        let mut response = Response::new(GateBody::whole(Bytes::from(text.to_string()), None));
+        let mut response = Response::new(body::whole(Bytes::from(text.to_string()), None));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
@@ -199,12 +200,12 @@ impl Problem {
         if let Some(link) = link.and_then(|link| HeaderValue::try_from(link).ok()) {
             headers.insert(LINK, link);
         }
-        if let Self::NotRetained { location: Some(location), .. } = self {
-            if let Ok(location) = HeaderValue::from_bytes(location) {
-                headers.insert(http::header::LOCATION, location);
-            }
+        if let Self::NotRetained { location: Some(location), .. } = self
+            && let Ok(location) = HeaderValue::from_bytes(location)
+        {
+            headers.insert(http::header::LOCATION, location);
         }
-        metrics::counter!("oncebox_gate_refused_total", "code" => code).increment(1);
+        telemetry::refused(code);
         response
     }
 }

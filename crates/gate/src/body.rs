@@ -2,11 +2,13 @@
 //! it keeps a copy, or the inner service's own.
 
 use std::error::Error as StdError;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
+use futures_util::stream;
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
 use tokio::sync::mpsc;
 
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
@@ -14,68 +16,28 @@ pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 pub(crate) type Piece = Result<Frame<Bytes>, BoxError>;
 
 /// A body that the gate answers with.
-pub struct GateBody(Inner);
+pub type GateBody = UnsyncBoxBody<Bytes, BoxError>;
 
-enum Inner {
-    Whole { data: Option<Bytes>, trailers: Option<http::HeaderMap> },
-    Handed(mpsc::Receiver<Piece>),
-    Other(Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>),
-}
-
-impl GateBody {
-    pub(crate) fn whole(data: Bytes, trailers: Option<http::HeaderMap>) -> Self {
-        Self(Inner::Whole { data: Some(data).filter(|data| !data.is_empty()), trailers })
-    }
-
-    /// Pieces that somebody reads for it.
-    pub(crate) const fn handed(pieces: mpsc::Receiver<Piece>) -> Self {
-        Self(Inner::Handed(pieces))
-    }
-
-    /// The inner service's own, untouched.
-    pub(crate) fn other<B>(body: B) -> Self
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        Self(Inner::Other(Box::pin(http_body_util::BodyExt::map_err(body, Into::into))))
+pub(crate) fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> GateBody {
+    let body = Full::new(bytes).map_err(Into::into);
+    match trailers {
+        None => body.boxed_unsync(),
+        Some(trailers) => body.with_trailers(std::future::ready(Some(Ok(trailers)))).boxed_unsync(),
     }
 }
 
-impl std::fmt::Debug for GateBody {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("GateBody")
-    }
+/// Pieces that somebody reads for it.
+pub(crate) fn handed(pieces: mpsc::Receiver<Piece>) -> GateBody {
+    let pieces =
+        stream::unfold(pieces, |mut pieces| async { pieces.recv().await.map(|piece| (piece, pieces)) });
+    StreamBody::new(pieces).boxed_unsync()
 }
 
-impl Body for GateBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Piece>> {
-        match &mut self.0 {
-            Inner::Whole { data, trailers } => {
-                let next = data.take().map(Frame::data).or_else(|| trailers.take().map(Frame::trailers));
-                Poll::Ready(next.map(Ok))
-            }
-            Inner::Handed(pieces) => pieces.poll_recv(cx),
-            Inner::Other(body) => body.as_mut().poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match &self.0 {
-            Inner::Whole { data, trailers } => data.is_none() && trailers.is_none(),
-            Inner::Handed(_) => false,
-            Inner::Other(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.0 {
-            Inner::Whole { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, Bytes::len) as u64),
-            Inner::Handed(_) => SizeHint::default(),
-            Inner::Other(body) => body.size_hint(),
-        }
-    }
+/// The inner service's own, untouched.
+pub(crate) fn other<B>(body: B) -> GateBody
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    body.map_err(Into::into).boxed_unsync()
 }

@@ -14,9 +14,10 @@ use oncebox_core::gate::{Admission, AdmitRequest, Pass, Receipts};
 use oncebox_core::{Kind, Transaction};
 
 use crate::answer::{Problem, STORE};
-use crate::body::{BoxError, GateBody};
+use crate::body::{self, BoxError, GateBody};
 use crate::policy::Policy;
 use crate::record;
+use crate::telemetry;
 
 /// A reply that is sealed already; in its extensions.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +59,7 @@ impl<S: Receipts> Claim<S> {
         let mut tx = self.store.begin().await.map_err(down)?;
         let problem = match self.store.admit_in(&mut tx, &self.admit, None).await.map_err(down)? {
             Admission::Proceed(pass) => {
-                metrics::counter!("oncebox_gate_admitted_total").increment(1);
+                telemetry::admitted();
                 return Ok(Claimed { store: self.store, policy: self.policy, admit: self.admit, tx, pass });
             }
             Admission::Replay(reply) => return Err(record::replay(reply, &self.policy)),
@@ -130,18 +131,18 @@ impl<S: Receipts> Claimed<S> {
                 Ok(()) => store.commit(tx).await,
                 Err(error) => Err(error),
             };
-            if let Err(error) = sealed {
-                if !is_committed(&store, &admit, &error).await {
-                    tracing::warn!(error = %error.chain(), "a request could not be committed");
-                    return Problem::StoreDown.answer(&policy);
-                }
+            if let Err(error) = sealed
+                && !is_committed(&store, &admit, &error).await
+            {
+                tracing::warn!(error = %error.chain(), "a request could not be committed");
+                return Problem::StoreDown.answer(&policy);
             }
         } else {
             store.rollback(tx).await.ok();
         }
         parts.headers.remove(STORE);
         parts.extensions.insert(Sealed);
-        Response::from_parts(parts, GateBody::whole(data, trailers))
+        Response::from_parts(parts, body::whole(data, trailers))
     }
 }
 

@@ -7,15 +7,8 @@ use http::StatusCode;
 use http::request::Parts;
 use oncebox_core::gate::Receipts;
 
-use crate::body::GateBody;
 use crate::claim::{Claim, Claimed};
 use crate::service::IdempotencyKey;
-
-impl IntoResponse for GateBody {
-    fn into_response(self) -> Response {
-        Response::new(Body::new(self))
-    }
-}
 
 /// The key is there in every handler that a key was required for.
 impl<T: Sync> FromRequestParts<T> for IdempotencyKey {

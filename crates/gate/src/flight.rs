@@ -16,10 +16,11 @@ use oncebox_core::gate::{Pass, Receipts, Reply};
 use tokio::sync::mpsc;
 
 use crate::answer::{Problem, STORE};
-use crate::body::{BoxError, GateBody, Piece};
+use crate::body::{self, BoxError, GateBody, Piece};
 use crate::gate::Inner;
 use crate::policy::Policy;
 use crate::record;
+use crate::telemetry;
 
 /// Pieces of a body on their way to a client that reads slowly.
 const UNDER_WAY: usize = 8;
@@ -93,19 +94,19 @@ impl<S: Receipts> Flight<S> {
         let (mut parts, body) = response.into_parts();
         if parts.extensions.remove::<Doubt>().is_some() {
             self.doubt().await;
-            return Response::from_parts(parts, GateBody::other(body));
+            return Response::from_parts(parts, body::other(body));
         }
         if record::is_endless(&parts) {
             tracing::warn!("a reply without an end cannot be kept; its key is free again");
-            metrics::counter!("oncebox_gate_bypassed_total").increment(1);
+            telemetry::bypassed();
             self.withdraw().await;
-            return Response::from_parts(parts, GateBody::other(body));
+            return Response::from_parts(parts, body::other(body));
         }
         let may_be_kept = record::is_grpc(&parts.headers) || record::is_kept(&parts, None, &self.policy);
         if !may_be_kept {
             self.withdraw().await;
             parts.headers.remove(STORE);
-            return Response::from_parts(parts, GateBody::other(body));
+            return Response::from_parts(parts, body::other(body));
         }
         let is_short =
             body.size_hint().exact().is_some_and(|size| size <= self.policy.max_response_body as u64);
@@ -127,7 +128,7 @@ impl<S: Receipts> Flight<S> {
         let data = collected.to_bytes();
         self.end(&parts, Some(&data), trailers.as_ref()).await;
         parts.headers.remove(STORE);
-        Response::from_parts(parts, GateBody::whole(data, trailers))
+        Response::from_parts(parts, body::whole(data, trailers))
     }
 
     /// The client gets each piece as it comes, but for the last one: that it
@@ -141,7 +142,7 @@ impl<S: Receipts> Flight<S> {
         let head = Response::from_parts(parts.clone(), ()).into_parts().0;
         tokio::spawn(self.pump(head, Box::pin(body), client));
         parts.headers.remove(STORE);
-        Response::from_parts(parts, GateBody::handed(pieces))
+        Response::from_parts(parts, body::handed(pieces))
     }
 
     async fn pump<B>(self, parts: Parts, mut body: std::pin::Pin<Box<B>>, client: mpsc::Sender<Piece>)

@@ -34,6 +34,7 @@ pub mod keys;
 pub mod policy;
 mod record;
 mod service;
+mod telemetry;
 
 pub use answer::{Problem, REPLAYED};
 pub use body::GateBody;

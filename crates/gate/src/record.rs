@@ -8,8 +8,9 @@ use oncebox_core::gate::Reply;
 use oncebox_core::gate::reply::Fields;
 
 use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS, STORE};
-use crate::body::GateBody;
+use crate::body::{self, GateBody};
 use crate::policy::Policy;
+use crate::telemetry;
 
 /// Never kept: what is meant for one connection, one user agent or one moment.
 const FORGOTTEN: [&str; 20] = [
@@ -81,13 +82,13 @@ pub(crate) fn replay(reply: Reply, policy: &Policy) -> Response<GateBody> {
         return Problem::NotRetained { status: reply.status, location }.answer(policy);
     };
     let trailers = Some(map(&reply.trailers)).filter(|trailers| !trailers.is_empty());
-    let mut response = Response::new(GateBody::whole(Bytes::from(body), trailers));
+    let mut response = Response::new(body::whole(Bytes::from(body), trailers));
     *response.status_mut() = policy.replay_status.filter(|_| status.is_success()).unwrap_or(status);
     let headers = response.headers_mut();
     *headers = map(&reply.headers);
     headers.insert(REPLAYED, HeaderValue::from_static("true"));
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-    metrics::counter!("oncebox_gate_replayed_total").increment(1);
+    telemetry::replayed();
     response
 }
 

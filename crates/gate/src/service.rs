@@ -18,12 +18,13 @@ use oncebox_core::{Digest, Kind};
 use tower_service::Service;
 
 use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS};
-use crate::body::{BoxError, GateBody};
+use crate::body::{self, BoxError, GateBody};
 use crate::claim::{Claim, Sealed};
 use crate::flight::Flight;
 use crate::gate::{Gate, Inner};
 use crate::policy::{InFlight, Policy, Strategy};
 use crate::record;
+use crate::telemetry;
 
 /// The header that carries the key.
 const KEY: &str = "idempotency-key";
@@ -89,7 +90,7 @@ where
         Box::pin(async move {
             match Entrance::open(&gate, request).await {
                 Way::Past(request, mark) => {
-                    let response = inner.call(request).await?.map(GateBody::other);
+                    let response = inner.call(request).await?.map(body::other);
                     Ok(marked(response, mark))
                 }
                 Way::Refused(response) => Ok(response),
@@ -116,7 +117,7 @@ enum Way<S: Receipts, B> {
     /// Nowhere.
     Refused(Response<GateBody>),
     /// To the service, if it is the first.
-    Through(Entrance<S>, Request<B>),
+    Through(Box<Entrance<S>>, Request<B>),
 }
 
 /// A request whose key and body are known.
@@ -180,7 +181,7 @@ impl<S: Receipts> Entrance<S> {
         let admit = admit_request(receipt, fingerprint(&parts, &body, &policy), &policy);
         let key = IdempotencyKey { key, receipt, keys: gate.keys.clone() };
         let entrance = Self { gate: Arc::clone(gate), policy, key, admit };
-        Way::Through(entrance, Request::from_parts(parts, B::from(body)))
+        Way::Through(Box::new(entrance), Request::from_parts(parts, B::from(body)))
     }
 
     /// Lets the request through if it is the first.
@@ -204,7 +205,7 @@ impl<S: Receipts> Entrance<S> {
         match self.admit().await {
             Verdict::Answer(response) => Ok(response),
             Verdict::Unprotected(mark) => {
-                let response = inner.call(request).await?.map(GateBody::other);
+                let response = inner.call(request).await?.map(body::other);
                 Ok(marked(response, mark))
             }
             Verdict::Run(pass) => {
@@ -254,7 +255,7 @@ impl<S: Receipts> Entrance<S> {
         if response.extensions_mut().remove::<Sealed>().is_none() {
             tracing::debug!("a handler behind a transactional gate has not sealed its reply");
         }
-        Ok(response.map(GateBody::other))
+        Ok(response.map(body::other))
     }
 
     /// Asks the store, as long as the policy waits for a request that runs.
@@ -285,7 +286,7 @@ impl<S: Receipts> Entrance<S> {
 
     fn without_store(&self, error: &oncebox_core::Error) -> Verdict {
         tracing::warn!(error = %error.chain(), "the store of the gate cannot be asked");
-        metrics::counter!("oncebox_gate_store_errors_total").increment(1);
+        telemetry::store_failed();
         if self.policy.fail_open {
             return Verdict::Unprotected(Some((STATUS, "unprotected")));
         }
@@ -295,7 +296,7 @@ impl<S: Receipts> Entrance<S> {
     fn told(&self, admission: Admission) -> Verdict {
         let problem = match admission {
             Admission::Proceed(pass) => {
-                metrics::counter!("oncebox_gate_admitted_total").increment(1);
+                telemetry::admitted();
                 return Verdict::Run(pass);
             }
             Admission::Replay(reply) => return Verdict::Answer(record::replay(reply, &self.policy)),

@@ -100,7 +100,7 @@ impl Answer {
 
     pub(super) fn code(&self) -> String {
         let problem: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
-        problem["code"].as_str().unwrap_or_default().to_owned()
+        problem.get("code").and_then(|code| code.as_str()).unwrap_or_default().to_owned()
     }
 }
 

@@ -220,7 +220,7 @@ fn a_service_that_hangs_up_leaves_a_doubt_that_is_retried_or_blocks() {
         // Reads a request, and says nothing.
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                stream.unwrap().read(&mut [0; 4096]).ok();
+                let _read = stream.unwrap().read(&mut [0; 4096]);
             }
         });
         let proxy = Served::proxy(&upstream, &database, &["--on-doubt", policy]);

@@ -193,7 +193,8 @@ async fn without_its_store_a_gate_is_closed_unless_it_is_told_to_be_open() {
 
 #[tokio::test]
 async fn a_handler_derives_stable_keys_for_what_it_calls() {
-    let handler = |key: IdempotencyKey| async move { format!("{} {}", key.key.as_str(), key.derive("charge")) };
+    let handler =
+        |key: IdempotencyKey| async move { format!("{} {}", key.key.as_str(), key.derive("charge")) };
     let gate = || Gate::new(oncebox::memory::MemoryStore::new()).secret(b"s").unscoped();
     let app = || Router::new().route("/", post(handler)).layer(gate());
 

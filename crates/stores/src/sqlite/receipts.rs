@@ -124,10 +124,10 @@ impl SqliteStore {
 impl Receipts for SqliteStore {
     async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
         // A replay only reads, and readers do not queue for the write lock.
-        if !request.sliding {
-            if let Some(admission) = self.peek(request, now).await? {
-                return Ok(admission);
-            }
+        if !request.sliding
+            && let Some(admission) = self.peek(request, now).await?
+        {
+            return Ok(admission);
         }
         let mut tx = self.begin().await?;
         let admission = self.admit_in(&mut tx, request, now).await?;

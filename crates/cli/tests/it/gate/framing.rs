@@ -64,96 +64,90 @@ fn request_lines(stream: &[u8], by_length: bool) -> Vec<String> {
     lines
 }
 
+const LENGTHS: [&str; 13] =
+    ["0", "4", "+4", "-1", "4, 4", "4,5", " 4", "4 ", "0x4", "04", "4;", "99999999999999999999", ""];
+const CODINGS: [&str; 14] = [
+    "chunked",
+    "Chunked",
+    "chunked, identity",
+    "identity, chunked",
+    "gzip, chunked",
+    "xchunked",
+    " chunked",
+    "chunked ",
+    "\"chunked\"",
+    "chunked;q=1",
+    "identity",
+    "chunked, chunked",
+    "\x0bchunked",
+    "",
+];
+const NAMES: [&str; 5] = [
+    "transfer-encoding",
+    "Transfer-Encoding",
+    "transfer-encoding ",
+    " transfer-encoding",
+    "transfer_encoding",
+];
+const CHUNKS: [&str; 12] = [
+    "0\r\n\r\n",
+    "0\n\n",
+    "00\r\n\r\n",
+    "0;x=\r\n\r\n",
+    "0 \r\n\r\n",
+    "g\r\n\r\n",
+    "-1\r\n\r\n",
+    "0x0\r\n\r\n",
+    "ffffffffffffffff1\r\n",
+    "1\r\nab\r\n0\r\n\r\n",
+    "\r\n0\r\n\r\n",
+    "0\r\nx: y\r\n\r\n",
+];
+const ODD: [&str; 10] = [
+    "content-length: 0\r\ncontent-length: 66\r\n",
+    "content-length: 66\r\ncontent-length: 0\r\n",
+    "transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n",
+    "x: y\r\n content-length: 0\r\n",
+    "content-length: 0\n",
+    "x: y\rcontent-length: 66\r\n",
+    "connection: content-length\r\ncontent-length: 0\r\n",
+    "upgrade: h2c\r\nconnection: upgrade\r\ncontent-length: 0\r\n",
+    "expect: 100-continue\r\ncontent-length: 0\r\n",
+    "content-length\x00: 0\r\n",
+];
+
 /// Heads with an ambiguous or broken end, each followed by a body that hides a request.
 fn corpus() -> Vec<(String, Vec<u8>)> {
     let mut cases = Vec::new();
-    let chunk = format!("{:x}\r\n{HIDDEN}\r\n0\r\n\r\n", HIDDEN.len());
-    let lengths =
-        ["0", "4", "+4", "-1", "4, 4", "4,5", " 4", "4 ", "0x4", "04", "4;", "99999999999999999999", ""];
-    let codings = [
-        "chunked",
-        "Chunked",
-        "chunked, identity",
-        "identity, chunked",
-        "gzip, chunked",
-        "xchunked",
-        " chunked",
-        "chunked ",
-        "\"chunked\"",
-        "chunked;q=1",
-        "identity",
-        "chunked, chunked",
-        "\x0bchunked",
-        "",
-    ];
-    let names = [
-        "transfer-encoding",
-        "Transfer-Encoding",
-        "transfer-encoding ",
-        " transfer-encoding",
-        "transfer_encoding",
-    ];
     let mut add = |name: String, fields: &str, body: &str| {
         let head = format!(
             "POST /orders HTTP/1.1\r\nhost: x\r\nx-fx-case: seen\r\nidempotency-key: {name}\r\n{fields}\r\n"
         );
         cases.push((name, [head.as_bytes(), body.as_bytes()].concat()));
     };
-    for (n, length) in lengths.iter().enumerate() {
-        add(format!("length-{n}"), &format!("content-length: {length}\r\n"), HIDDEN);
-        add(
-            format!("both-{n}"),
-            &format!("content-length: {length}\r\ntransfer-encoding: chunked\r\n"),
-            &format!("0\r\n\r\n{HIDDEN}"),
-        );
+    let (chunk, ended) =
+        (format!("{:x}\r\n{HIDDEN}\r\n0\r\n\r\n", HIDDEN.len()), format!("0\r\n\r\n{HIDDEN}"));
+    for (n, length) in LENGTHS.iter().enumerate() {
+        let field = format!("content-length: {length}\r\n");
+        add(format!("length-{n}"), &field, HIDDEN);
+        add(format!("both-{n}"), &format!("{field}transfer-encoding: chunked\r\n"), &ended);
     }
-    for (n, coding) in codings.iter().enumerate() {
+    for (n, coding) in CODINGS.iter().enumerate() {
         add(format!("coding-{n}"), &format!("transfer-encoding: {coding}\r\n"), &chunk);
     }
-    for (n, name) in names.iter().enumerate() {
-        add(
-            format!("name-{n}"),
-            &format!("content-length: 4\r\n{name}: chunked\r\n"),
-            &format!("0\r\n\r\n{HIDDEN}"),
-        );
+    for (n, name) in NAMES.iter().enumerate() {
+        add(format!("name-{n}"), &format!("content-length: 4\r\n{name}: chunked\r\n"), &ended);
     }
-    let chunks = [
-        "0\r\n\r\n",
-        "0\n\n",
-        "00\r\n\r\n",
-        "0;x=\r\n\r\n",
-        "0 \r\n\r\n",
-        "g\r\n\r\n",
-        "-1\r\n\r\n",
-        "0x0\r\n\r\n",
-        "ffffffffffffffff1\r\n",
-        "1\r\nab\r\n0\r\n\r\n",
-        "\r\n0\r\n\r\n",
-        "0\r\nx: y\r\n\r\n",
-    ];
-    for (n, body) in chunks.iter().enumerate() {
+    for (n, body) in CHUNKS.iter().enumerate() {
         add(format!("chunk-{n}"), "transfer-encoding: chunked\r\n", &format!("{body}{HIDDEN}"));
     }
-    let odd = [
-        "content-length: 0\r\ncontent-length: 66\r\n",
-        "content-length: 66\r\ncontent-length: 0\r\n",
-        "transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n",
-        "x: y\r\n content-length: 0\r\n",
-        "content-length: 0\n",
-        "x: y\rcontent-length: 66\r\n",
-        "connection: content-length\r\ncontent-length: 0\r\n",
-        "upgrade: h2c\r\nconnection: upgrade\r\ncontent-length: 0\r\n",
-        "expect: 100-continue\r\ncontent-length: 0\r\n",
-        "content-length\x00: 0\r\n",
-    ];
-    for (n, fields) in odd.iter().enumerate() {
+    for (n, fields) in ODD.iter().enumerate() {
         add(format!("odd-{n}"), fields, HIDDEN);
     }
     cases
 }
 
-/// How many requests a client may see answered: what follows a whole request on
-/// its connection is a request of its own, and the gate's to judge.
+/// What follows a whole request on its connection is a request of its own, and the gate's to judge.
 fn send(address: &str, bytes: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
