@@ -69,7 +69,8 @@ async fn send(app: &mut Router, user: &str, key: &str, item: &str) -> Result<(),
     let (status, is_replay) = (response.status(), response.headers().contains_key("idempotent-replayed"));
     let body = to_bytes(response.into_body(), 4096).await?;
     let text = serde_json::from_slice::<serde_json::Value>(&body)?;
-    let said = text["code"].as_str().map_or_else(|| text.to_string(), str::to_owned);
+    let code = text.get("code").and_then(serde_json::Value::as_str);
+    let said = code.map_or_else(|| text.to_string(), str::to_owned);
     println!("{user} {key} {item}: {} {said}{}", status.as_u16(), if is_replay { " (replayed)" } else { "" });
     Ok(())
 }

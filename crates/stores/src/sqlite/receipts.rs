@@ -1,4 +1,4 @@
-//! The gate's receipts.
+//! The gate's receipts. A replay reads; what is written shares commits, by `clerk.rs`.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{FromRow, Row as _, SqliteExecutor};
 
 use super::SqliteStore;
+use super::clerk::{Done, Errand};
 use super::error::failed;
 
 const ADMIT: &str = "cannot admit a request";
@@ -90,35 +91,25 @@ impl SqliteStore {
             .map_err(failed("cannot read a receipt"))
     }
 
-    async fn seal_on<'e>(&self, on: impl SqliteExecutor<'e>, pass: &Pass, reply: &Reply) -> Result<()> {
-        let sealed = sqlx::query(self.sql(include_str!("sql/receipt_seal.sql")))
-            .bind(pass.key.scope.as_slice())
-            .bind(pass.key.key.as_slice())
-            .bind(pass.token)
-            .bind(reply.head())
-            .bind(reply.body.as_deref())
-            .execute(on)
-            .await
-            .map_err(failed("cannot seal a receipt"))?;
-        if sealed.rows_affected() == 0 {
-            return Err(Error::new(
-                Kind::Fenced,
-                "the request was admitted once more, or its receipt is gone",
-            ));
-        }
-        Ok(())
-    }
-
-    async fn end(&self, text: &'static str, pass: &Pass) -> Result<()> {
+    pub(super) async fn end_on(
+        &self,
+        tx: &mut SqliteConnection,
+        text: &'static str,
+        pass: &Pass,
+    ) -> Result<()> {
         sqlx::query(self.sql(text))
             .bind(pass.key.scope.as_slice())
             .bind(pass.key.key.as_slice())
             .bind(pass.token)
-            .execute(self.pool())
+            .execute(tx)
             .await
             .map_err(failed("cannot end a receipt"))?;
         Ok(())
     }
+}
+
+fn fenced() -> Error {
+    Error::new(Kind::Fenced, "the request was admitted once more, or its receipt is gone")
 }
 
 impl Receipts for SqliteStore {
@@ -129,10 +120,10 @@ impl Receipts for SqliteStore {
         {
             return Ok(admission);
         }
-        let mut tx = self.begin().await?;
-        let admission = self.admit_in(&mut tx, request, now).await?;
-        self.commit(tx).await?;
-        Ok(admission)
+        match self.run(Errand::Admit(*request, now)).await? {
+            Done::Admitted(admission) => Ok(admission),
+            Done::Written | Done::Fenced => Err(Error::new(Kind::Invalid, "an admission without an answer")),
+        }
     }
 
     async fn admit_in(
@@ -198,19 +189,31 @@ impl Receipts for SqliteStore {
     }
 
     async fn seal(&self, pass: &Pass, reply: &Reply) -> Result<()> {
-        self.seal_on(self.pool(), pass, reply).await
+        match self.run(Errand::Seal(*pass, reply.clone())).await? {
+            Done::Fenced => Err(fenced()),
+            Done::Written | Done::Admitted(_) => Ok(()),
+        }
     }
 
     async fn seal_in(&self, tx: &mut SqliteConnection, pass: &Pass, reply: &Reply) -> Result<()> {
-        self.seal_on(tx, pass, reply).await
+        let sealed = sqlx::query(self.sql(include_str!("sql/receipt_seal.sql")))
+            .bind(pass.key.scope.as_slice())
+            .bind(pass.key.key.as_slice())
+            .bind(pass.token)
+            .bind(reply.head())
+            .bind(reply.body.as_deref())
+            .execute(tx)
+            .await
+            .map_err(failed("cannot seal a receipt"))?;
+        if sealed.rows_affected() == 0 { Err(fenced()) } else { Ok(()) }
     }
 
     async fn withdraw(&self, pass: &Pass) -> Result<()> {
-        self.end(include_str!("sql/receipt_withdraw.sql"), pass).await
+        self.run(Errand::End(include_str!("sql/receipt_withdraw.sql"), *pass)).await.map(drop)
     }
 
     async fn doubt(&self, pass: &Pass) -> Result<()> {
-        self.end(include_str!("sql/receipt_doubt.sql"), pass).await
+        self.run(Errand::End(include_str!("sql/receipt_doubt.sql"), *pass)).await.map(drop)
     }
 
     async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {

@@ -14,6 +14,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, Connection, SqlSafeStr, SqlStr, Sqlite};
 
+use super::clerk::Clerk;
 use super::error::{begin_failed, classify, commit_failed, failed};
 use super::migrate;
 
@@ -36,6 +37,8 @@ pub struct SqliteStore {
     /// Waits for the write lock as long as it was told to, instead of as long as the connection would.
     begin_within: Option<SqlStr>,
     allow_unsafe_durability: bool,
+    /// Writes receipts, many in one commit.
+    pub(super) clerk: Clerk,
 }
 
 impl SqliteStore {
@@ -48,6 +51,7 @@ impl SqliteStore {
             prefix: Cow::Borrowed(DEFAULT_PREFIX),
             begin_within: None,
             allow_unsafe_durability: false,
+            clerk: Clerk::default(),
         }
     }
 
