@@ -6,6 +6,7 @@ mod check;
 mod client;
 mod fixture;
 mod proxy;
+mod routes;
 mod upstream;
 
 use std::process::ExitCode;

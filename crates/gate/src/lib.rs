@@ -21,10 +21,11 @@
 //!   hangs up does not end.
 //! - `record`: what is kept of a reply; `answer`: what the gate itself says.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
-//! - `extract`: the same for axum.
+//! - `extract`: the same for axum. [`carry`]: what messages inherit from a request.
 
 mod answer;
 mod body;
+mod carry;
 pub mod claim;
 #[cfg(feature = "axum")]
 mod extract;
@@ -38,6 +39,7 @@ mod telemetry;
 
 pub use answer::{Problem, REPLAYED};
 pub use body::GateBody;
+pub use carry::carry;
 pub use claim::{Claim, Claimed};
 pub use flight::Doubt;
 pub use gate::{Gate, GateBuilder};

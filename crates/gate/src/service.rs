@@ -19,6 +19,7 @@ use tower_service::Service;
 
 use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS};
 use crate::body::{self, BoxError, GateBody};
+use crate::carry::Current;
 use crate::claim::{Claim, Sealed};
 use crate::flight::Flight;
 use crate::gate::{Gate, Inner};
@@ -199,8 +200,9 @@ impl<S: Receipts> Entrance<S> {
         ResB::Error: Into<BoxError>,
     {
         request.extensions_mut().insert(self.key.clone());
+        let current = Current::of(&self.key, request.headers());
         if self.gate.is_transactional {
-            return self.pass_claim(inner, request).await;
+            return self.pass_claim(inner, request, current).await;
         }
         match self.admit().await {
             Verdict::Answer(response) => Ok(response),
@@ -210,7 +212,7 @@ impl<S: Receipts> Entrance<S> {
             }
             Verdict::Run(pass) => {
                 let flight = Flight::begin(self.gate, Arc::clone(&self.policy), pass);
-                let running = tokio::spawn(flight.run(async move { inner.call(request).await }));
+                let running = tokio::spawn(flight.run(current.run(async move { inner.call(request).await })));
                 running.await.unwrap_or_else(|_| Ok(Problem::Panicked.answer(&self.policy)))
             }
         }
@@ -221,6 +223,7 @@ impl<S: Receipts> Entrance<S> {
         self,
         mut inner: I,
         mut request: Request<ReqB>,
+        current: Current,
     ) -> Result<Response<GateBody>, I::Error>
     where
         I: Service<Request<ReqB>, Response = Response<ResB>> + Send + 'static,
@@ -246,7 +249,7 @@ impl<S: Receipts> Entrance<S> {
         request.extensions_mut().insert(Claim::new(self.gate.store.clone(), Arc::clone(&policy), self.admit));
         let gate = self.gate;
         let running = tokio::spawn(async move {
-            let response = inner.call(request).await;
+            let response = current.run(async { inner.call(request).await }).await;
             gate.landed.notify_waiters();
             response
         });

@@ -1,6 +1,7 @@
 //! The reverse proxy: the gate in front of a service in any language.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower_layer::Layer as _;
 
+use super::routes::RoutesFile;
 use super::upstream::Upstream;
 use super::{ProfileName, Receipts, with_store};
 use crate::fault::{Class, Fault};
@@ -78,6 +80,9 @@ pub(crate) struct ProxyArgs {
     /// The largest request and reply body, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     max_body: usize,
+    /// Policies by path, as TOML; see the guide
+    #[arg(long, value_name = "FILE")]
+    routes: Option<PathBuf>,
     /// Where /livez and /readyz are answered
     #[arg(long, value_name = "ADDRESS")]
     health: Option<SocketAddr>,
@@ -109,9 +114,14 @@ impl ProxyArgs {
     }
 
     fn gate<S: ReceiptsSeam>(&self, store: S) -> Result<Gate<S>, Fault> {
-        let mut gate = Gate::new(store).secret(self.secret.as_bytes()).policy(self.policy())?;
+        let file = self.routes.as_deref().map(RoutesFile::read).transpose()?.unwrap_or_default();
+        let (policy, routes) = file.policies(&self.policy())?;
+        let mut gate = Gate::new(store).secret(self.secret.as_bytes()).policy(policy.clone())?;
+        for (prefix, policy) in routes {
+            gate = gate.route(&prefix, policy)?;
+        }
         for prefix in &self.require {
-            let policy = self.policy();
+            let policy = policy.clone();
             gate = gate.route(prefix, Policy { required: policy.methods.clone(), ..policy })?;
         }
         if self.unscoped {

@@ -250,6 +250,31 @@ fn a_request_that_runs_is_finished_before_the_gate_ends() {
 }
 
 #[test]
+fn a_file_says_what_holds_for_which_path() {
+    let Some(database) = Database::sqlite("a_file_says") else { return };
+    let (database, service) = (database.migrated(), Served::fixture(&["--bare"]));
+    let file = database.folder().join("gate.toml");
+    std::fs::write(&file, "[[route]]\nprefix = \"/orders\"\nrequired = true\nkeep = \"success\"\n").unwrap();
+    let proxy = Served::proxy(&service.address, &database, &["--routes", file.to_str().unwrap()]);
+    let post = |path: &str| {
+        let text =
+            format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        exchange(&proxy.address, text.as_bytes()).0
+    };
+
+    assert_eq!((post("/orders"), post("/others")), (400, 201));
+    for _ in 0..2 {
+        assert_eq!(order(&proxy.address, "file", "k", r#"{"status":404}"#).0, 404);
+    }
+    assert_eq!(runs(&service.address, "file"), 2, "only successes are kept");
+
+    std::fs::write(&file, "[[route]]\nprefix = \"/orders\"\nrequird = true\n").unwrap();
+    let wrong = ["gate", "--listen", "127.0.0.1:0", "--upstream", "http://x", "--db", "memory", "--routes"];
+    let ran = oncebox([&wrong[..], &[file.to_str().unwrap()]].concat()).exits(5);
+    assert!(ran.stderr.contains("requird"), "{}", ran.stderr);
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_at_the_start() {
     let Some(database) = Database::sqlite("what_makes_no_sense") else { return };
     let unmigrated = database.url();

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use oncebox::gate::{Claimed, Gate, IdempotencyKey, Policy, Receipts};
 use oncebox::stores::postgres::PostgresStore;
-use oncebox::{Mailbox, Outbox};
+use oncebox::{Envelope, Mailbox, Outbox};
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::{Posted, SOURCE};
 use oncebox_conformance::{Entry, MemoryFixture, StoreFixture};
@@ -203,6 +203,41 @@ async fn a_handler_derives_stable_keys_for_what_it_calls() {
     assert_eq!(first, again, "another process, the same keys");
     assert!(first.starts_with("k ") && first.len() == 34, "{first}");
     assert_ne!(first, send(app(), Some("l")).await.2.replacen('l', "k", 1));
+}
+
+/// What a message that is put while this request runs inherits.
+async fn inherited(headers: &[(&str, &str)]) -> [Option<String>; 3] {
+    let handler = || async {
+        let mut envelope = Envelope { kind: "order.placed.v1".into(), ..Envelope::default() };
+        oncebox::gate::carry(&mut envelope);
+        let parts = [envelope.correlation_id, envelope.idempotency_key, envelope.traceparent];
+        serde_json::to_string(&parts).unwrap()
+    };
+    let gate = Gate::new(oncebox::memory::MemoryStore::new()).secret(b"s").unscoped();
+    let mut app: Router = Router::new().route("/", post(handler)).layer(gate);
+    let request =
+        headers.iter().fold(Request::post("/"), |request, (name, value)| request.header(*name, *value));
+    let response = app.call(request.body(Body::empty()).unwrap()).await.unwrap();
+    serde_json::from_slice(&to_bytes(response.into_body(), 4096).await.unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn messages_inherit_from_the_request_they_are_put_in() {
+    let key = ("idempotency-key", "k");
+
+    let [correlation, own_key, trace] = inherited(&[key]).await;
+    assert_eq!(
+        inherited(&[key]).await,
+        [correlation.clone(), own_key.clone(), None],
+        "the same in another process"
+    );
+    assert!(correlation.is_some() && own_key.is_some() && correlation != own_key && trace.is_none());
+
+    let [given, same_key, trace] =
+        inherited(&[key, ("x-correlation-id", "c-1"), ("traceparent", "00-1")]).await;
+    assert_eq!((given.as_deref(), trace.as_deref()), (Some("c-1"), Some("00-1")));
+    assert_eq!(same_key, own_key);
+    assert_eq!(inherited(&[]).await, [None, None, None], "without a key there is nothing to inherit");
 }
 
 #[tokio::test]
