@@ -43,6 +43,7 @@ macro_rules! receipts_suite {
                 sealing_twice_changes_nothing
                 a_withdrawn_request_is_a_first_one_again
                 a_doubt_is_retried_or_blocks
+                where_doubts_block_so_does_a_dead_request
                 a_doubt_cannot_be_sealed_afterwards
                 the_last_may_win_but_not_while_the_first_one_runs
                 a_renewed_lease_is_nobody_elses

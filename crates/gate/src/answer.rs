@@ -64,6 +64,8 @@ pub enum Problem {
     BodyBroken,
     /// The store cannot be asked, so nobody knows whether the request was made before.
     StoreDown,
+    /// Whether the request was committed is not known yet; a retry will be told.
+    CommitUnknown,
     /// The handler fell over.
     Panicked,
     /// The reply ended before it was whole.
@@ -107,6 +109,9 @@ impl Problem {
                 (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large")
             }
             Self::BodyBroken => (StatusCode::BAD_REQUEST, "body-incomplete", "The body is not whole"),
+            Self::CommitUnknown => {
+                (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
+            }
             Self::StoreDown => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "idempotency-unavailable",
@@ -152,6 +157,9 @@ impl Problem {
             Self::BodyBroken => {
                 "The connection ended before the body did. Nothing was done; send it again.".into()
             }
+            Self::CommitUnknown => {
+                "Send the same request again after Retry-After: if it took effect, you get its reply.".into()
+            }
             Self::StoreDown => "Nothing was done. Send the same request again after Retry-After.".into(),
             Self::ReplyBroken => {
                 "The service was cut off while it answered; nobody knows what it did.".into()
@@ -164,7 +172,7 @@ impl Problem {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::InFlight { left } => Some((*left).min(SOON)),
-            Self::StoreDown => Some(SOON),
+            Self::StoreDown | Self::CommitUnknown => Some(SOON),
             _ => None,
         }
     }
@@ -172,7 +180,12 @@ impl Problem {
     const fn is_retryable(&self) -> bool {
         matches!(
             self,
-            Self::InFlight { .. } | Self::StoreDown | Self::BodyBroken | Self::Panicked | Self::ReplyBroken
+            Self::InFlight { .. }
+                | Self::StoreDown
+                | Self::CommitUnknown
+                | Self::BodyBroken
+                | Self::Panicked
+                | Self::ReplyBroken
         )
     }
 

@@ -9,11 +9,13 @@ use http::HeaderMap;
 use http_body::{Body, Frame};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 /// A piece of a body, or what went wrong with it.
 pub(crate) type Piece = Result<Frame<Bytes>, BoxError>;
+/// A piece on its way, with the room it takes; no piece is the end.
+pub(crate) type Parcel = (Option<Piece>, Option<OwnedSemaphorePermit>);
 
 /// A body that the gate answers with.
 pub type GateBody = UnsyncBoxBody<Bytes, BoxError>;
@@ -26,10 +28,17 @@ pub(crate) fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> GateBody {
     }
 }
 
-/// Pieces that somebody reads for it.
-pub(crate) fn handed(pieces: mpsc::Receiver<Piece>) -> GateBody {
-    let pieces =
-        stream::unfold(pieces, |mut pieces| async { pieces.recv().await.map(|piece| (piece, pieces)) });
+/// Pieces that somebody reads for it. If that one is gone without having said
+/// that it was the end, it was not.
+pub(crate) fn handed(pieces: mpsc::UnboundedReceiver<Parcel>) -> GateBody {
+    let pieces = stream::unfold(Some(pieces), |pieces| async {
+        let mut pieces = pieces?;
+        match pieces.recv().await {
+            Some((None, _)) => None,
+            Some((Some(piece), _room)) => Some((piece, Some(pieces))),
+            None => Some((Err("the reply was cut off".into()), None)),
+        }
+    });
     StreamBody::new(pieces).boxed_unsync()
 }
 

@@ -1,5 +1,8 @@
 //! What a request hands on to the messages that are put while it runs.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use http::HeaderMap;
 use oncebox_core::Envelope;
 
@@ -15,12 +18,19 @@ pub(crate) struct Current {
     key: IdempotencyKey,
     correlation: Option<String>,
     traceparent: Option<String>,
+    /// Messages so far: a second run puts them in the same order.
+    messages: Arc<AtomicUsize>,
 }
 
 impl Current {
     pub(crate) fn of(key: &IdempotencyKey, headers: &HeaderMap) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        Self { key: key.clone(), correlation: text("x-correlation-id"), traceparent: text("traceparent") }
+        Self {
+            key: key.clone(),
+            correlation: text("x-correlation-id"),
+            traceparent: text("traceparent"),
+            messages: Arc::default(),
+        }
     }
 
     /// Runs a handler as this request.
@@ -32,7 +42,7 @@ impl Current {
 /// Fills in what an envelope does not say itself, from the request that is being
 /// handled: its correlation id (the header `X-Correlation-Id`, else one derived
 /// from the key), its trace, and a key of the message's own, the same whenever
-/// this request runs. For [`Outbox::enrich`]; outside of a request it does nothing.
+/// this request runs and puts its messages in the same order. For [`Outbox::enrich`]; outside of a request it does nothing.
 ///
 /// ```
 /// # use oncebox_core::Envelope;
@@ -45,11 +55,10 @@ impl Current {
 pub fn carry(envelope: &mut Envelope) {
     CURRENT
         .try_with(|current| {
-            let Current { key, correlation, traceparent } = current;
+            let Current { key, correlation, traceparent, messages } = current;
             let derived = || key.derive("correlation");
             envelope.correlation_id.get_or_insert_with(|| correlation.clone().unwrap_or_else(derived));
-            let subject = envelope.key.clone().unwrap_or_default();
-            let purpose = format!("message {} {subject}", envelope.kind);
+            let purpose = format!("message {} {}", messages.fetch_add(1, Ordering::Relaxed), envelope.kind);
             envelope.idempotency_key.get_or_insert_with(|| key.derive(&purpose));
             if envelope.traceparent.is_none() {
                 envelope.traceparent.clone_from(traceparent);

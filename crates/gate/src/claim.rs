@@ -131,11 +131,17 @@ impl<S: Receipts> Claimed<S> {
                 Ok(()) => store.commit(tx).await,
                 Err(error) => Err(error),
             };
-            if let Err(error) = sealed
-                && !is_committed(&store, &admit, &error).await
-            {
-                tracing::warn!(error = %error.chain(), "a request could not be committed");
-                return Problem::StoreDown.answer(&policy);
+            if let Err(error) = sealed {
+                tracing::warn!(error = %error.chain(), "the commit of a request has failed");
+                if error.kind() != Kind::CommitUnknown {
+                    return Problem::StoreDown.answer(&policy);
+                }
+                match store.peek(&admit, None).await {
+                    Ok(Some(Admission::Replay(stored))) if stored == reply => {}
+                    // Ours was rolled back, and a copy has been quicker.
+                    Ok(Some(Admission::Replay(stored))) => return record::replay(stored, &policy),
+                    _ => return Problem::CommitUnknown.answer(&policy),
+                }
             }
         } else {
             store.rollback(tx).await.ok();
@@ -144,12 +150,4 @@ impl<S: Receipts> Claimed<S> {
         parts.extensions.insert(Sealed);
         Response::from_parts(parts, body::whole(data, trailers))
     }
-}
-
-/// Whether a commit whose answer was lost took place: then the key is sealed.
-async fn is_committed<S: Receipts>(store: &S, admit: &AdmitRequest, error: &oncebox_core::Error) -> bool {
-    if error.kind() != Kind::CommitUnknown {
-        return false;
-    }
-    matches!(store.peek(admit, None).await, Ok(Some(Admission::Replay(_))))
 }

@@ -11,19 +11,21 @@ use http::response::Parts;
 use http::{HeaderMap, Response};
 use http_body::Body;
 use http_body_util::BodyExt as _;
-use oncebox_core::Kind;
-use oncebox_core::gate::{Pass, Receipts, Reply};
-use tokio::sync::mpsc;
+use oncebox_core::gate::{OnDoubt, Pass, Receipts, Reply};
+use oncebox_core::{Error, Kind};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::answer::{Problem, STORE};
-use crate::body::{self, BoxError, GateBody, Piece};
-use crate::gate::Inner;
+use crate::body::{self, BoxError, GateBody, Parcel, Piece};
+use crate::gate::{Inner, Running};
 use crate::policy::Policy;
 use crate::record;
 use crate::telemetry;
 
 /// Pieces of a body on their way to a client that reads slowly.
 const UNDER_WAY: usize = 8;
+/// How long a client waits for the store to keep the reply that is there already.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Waits between attempts to seal while the store is down.
 const AGAIN: [Duration; 6] = [
     Duration::from_millis(100),
@@ -42,20 +44,22 @@ pub(crate) struct Flight<S: Receipts> {
     gate: Arc<Inner<S>>,
     policy: Arc<Policy>,
     pass: Pass,
+    /// Dropped after the lease is forgotten: whoever looks again then finds it so.
+    _running: Running<S>,
 }
 
-/// However a flight ends, its lease is no longer renewed, and whoever waits looks again.
+/// However a flight ends, its lease is no longer renewed.
 impl<S: Receipts> Drop for Flight<S> {
     fn drop(&mut self) {
         self.gate.heart.forget(&self.pass);
-        self.gate.landed.notify_waiters();
     }
 }
 
 impl<S: Receipts> Flight<S> {
     pub(crate) fn begin(gate: Arc<Inner<S>>, policy: Arc<Policy>, pass: Pass) -> Self {
         gate.keep(pass, policy.lease);
-        Self { gate, policy, pass }
+        let running = Running::begin(&gate);
+        Self { gate, policy, pass, _running: running }
     }
 
     /// Runs the request to its end, whoever still listens.
@@ -70,13 +74,21 @@ impl<S: Receipts> Flight<S> {
         match AssertUnwindSafe(call).catch_unwind().await {
             Ok(Ok(response)) => Ok(self.land(response).await),
             Ok(Err(error)) => {
-                self.withdraw().await;
+                self.break_off().await;
                 Err(error)
             }
             Err(_panic) => {
-                self.withdraw().await;
+                self.break_off().await;
                 Ok(Problem::Panicked.answer(&self.policy))
             }
+        }
+    }
+
+    /// The handler did not come to its end. What it did before, nobody knows.
+    async fn break_off(&self) {
+        match self.policy.on_doubt {
+            OnDoubt::Retry => self.withdraw().await,
+            OnDoubt::Block => self.doubt().await,
         }
     }
 
@@ -119,7 +131,8 @@ impl<S: Receipts> Flight<S> {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let Ok(collected) = body.collect().await else {
+        let collected = tokio::time::timeout(self.policy.stall, body.collect()).await;
+        let Some(collected) = collected.ok().and_then(Result::ok) else {
             // It has run, and what it did nobody knows.
             self.doubt().await;
             return Problem::ReplyBroken.answer(&self.policy);
@@ -138,26 +151,30 @@ impl<S: Receipts> Flight<S> {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let (client, pieces) = mpsc::channel(UNDER_WAY);
+        let (client, pieces) = mpsc::unbounded_channel();
         let head = Response::from_parts(parts.clone(), ()).into_parts().0;
         tokio::spawn(self.pump(head, Box::pin(body), client));
         parts.headers.remove(STORE);
         Response::from_parts(parts, body::handed(pieces))
     }
 
-    async fn pump<B>(self, parts: Parts, mut body: std::pin::Pin<Box<B>>, client: mpsc::Sender<Piece>)
-    where
+    async fn pump<B>(
+        self,
+        parts: Parts,
+        mut body: std::pin::Pin<Box<B>>,
+        client: mpsc::UnboundedSender<Parcel>,
+    ) where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let mut copy = Some(BytesMut::new());
+        let (mut copy, room) = (Some(BytesMut::new()), Arc::new(Semaphore::new(UNDER_WAY)));
         let (mut trailers, mut last) = (None, None);
-        while let Some(piece) = body.frame().await.map(|piece| piece.map_err(Into::<BoxError>::into)) {
+        while let Some(piece) = next_piece(&mut body, self.policy.stall).await {
             let frame = match piece {
                 Ok(frame) => frame,
                 Err(error) => {
                     self.doubt().await;
-                    client.send(Err(error)).await.ok();
+                    client.send((Some(Err(error)), None)).ok();
                     return;
                 }
             };
@@ -171,16 +188,24 @@ impl<S: Receipts> Flight<S> {
             if let Some(all) = frame.trailers_ref() {
                 trailers = Some(all.clone());
             }
-            // A client that is gone misses it; the copy does not.
-            if let Some(before) = last.replace(frame) {
-                client.send(Ok(before)).await.ok();
+            let Some(before) = last.replace(frame) else { continue };
+            // What is kept anyway need not wait for the client to read; a client that is gone misses it.
+            let place = match &copy {
+                Some(_) => Some(None),
+                None => place(&room, self.policy.stall).await.map(Some),
+            };
+            let is_sent = place.is_some_and(|place| client.send((Some(Ok(before)), place)).is_ok());
+            // Nobody reads it and nobody keeps it: there may be no end.
+            if !is_sent && copy.is_none() {
+                break;
             }
         }
         let copy = copy.map(BytesMut::freeze);
         self.end(&parts, copy.as_ref(), trailers.as_ref()).await;
         if let Some(last) = last {
-            client.send(Ok(last)).await.ok();
+            client.send((Some(Ok(last)), None)).ok();
         }
+        client.send((None, None)).ok();
     }
 
     async fn doubt(&self) {
@@ -195,7 +220,9 @@ impl<S: Receipts> Flight<S> {
             return self.withdraw().await;
         }
         let reply = record::reply(parts, body.map(|body| body.to_vec()), trailers);
-        match self.gate.store.seal(&self.pass, &reply).await {
+        let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
+        let sealed = tokio::time::timeout(PATIENCE, self.gate.store.seal(&self.pass, &reply)).await;
+        match sealed.unwrap_or_else(late) {
             Ok(()) => {}
             Err(error) if error.kind() == Kind::Fenced => {
                 tracing::warn!("a request took longer than its lease, and was admitted once more");
@@ -218,4 +245,21 @@ impl<S: Receipts> Flight<S> {
         }
         tracing::error!("a reply could not be kept; when the lease is over, the request may run again");
     }
+}
+
+/// The next piece; one that does not come in time is an error.
+async fn next_piece<B>(body: &mut std::pin::Pin<Box<B>>, patience: Duration) -> Option<Piece>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    match tokio::time::timeout(patience, body.frame()).await {
+        Ok(piece) => piece.map(|piece| piece.map_err(Into::into)),
+        Err(_elapsed) => Some(Err("the reply stood still".into())),
+    }
+}
+
+/// Room on the way to a client, when it has read enough.
+async fn place(room: &Arc<Semaphore>, patience: Duration) -> Option<OwnedSemaphorePermit> {
+    tokio::time::timeout(patience, Arc::clone(room).acquire_owned()).await.ok()?.ok()
 }

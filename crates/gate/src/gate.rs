@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use http::request::Parts;
 use oncebox_core::Result;
-use oncebox_core::gate::{Caller, KeyMaker, Pass, Receipts};
+use oncebox_core::gate::{Caller, KeyMaker, Pass, ReceiptKey, Receipts};
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tower_layer::Layer;
 
 use crate::policy::Policy;
@@ -76,6 +78,7 @@ impl<S: Receipts> GateBuilder<S> {
             scope: Box::new(scope),
             is_transactional: self.is_transactional,
             landed: Notify::new(),
+            running: AtomicUsize::new(0),
             heart: Heart::default(),
             store: self.store,
         }))
@@ -101,6 +104,8 @@ pub(crate) struct Inner<S> {
     pub(crate) is_transactional: bool,
     /// Some request has ended: whoever waits for one may look again.
     pub(crate) landed: Notify,
+    /// Requests that run, whether their clients are still there or not.
+    running: AtomicUsize,
     pub(crate) heart: Heart,
 }
 
@@ -114,6 +119,20 @@ impl<S: Receipts> Gate<S> {
             routes: Vec::new(),
             secret: Vec::new(),
             is_transactional: false,
+        }
+    }
+
+    /// Waits until no request runs any more. A client that hangs up does not end
+    /// its request, so a server that has closed all connections is not done yet.
+    pub async fn drained(&self) {
+        loop {
+            let landed = self.0.landed.notified();
+            tokio::pin!(landed);
+            landed.as_mut().enable();
+            if self.0.running.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            landed.await;
         }
     }
 
@@ -169,8 +188,8 @@ impl<S, I> Layer<I> for Gate<S> {
 /// that are quick are never renewed.
 #[derive(Default)]
 pub(crate) struct Heart {
-    flights: Mutex<HashMap<i64, Beat>>,
-    task: OnceLock<()>,
+    flights: Mutex<HashMap<ReceiptKey, Beat>>,
+    task: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Beat {
@@ -180,12 +199,37 @@ struct Beat {
 }
 
 impl Heart {
-    fn flights(&self) -> MutexGuard<'_, HashMap<i64, Beat>> {
+    fn flights(&self) -> MutexGuard<'_, HashMap<ReceiptKey, Beat>> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn forget(&self, pass: &Pass) {
-        self.flights().remove(&pass.token);
+        let mut flights = self.flights();
+        if flights.get(&pass.key).is_some_and(|beat| beat.pass == *pass) {
+            flights.remove(&pass.key);
+        }
+    }
+
+    /// Whether this process runs the request of this key.
+    pub(crate) fn has(&self, key: &ReceiptKey) -> bool {
+        self.flights().contains_key(key)
+    }
+}
+
+/// A request that runs; dropped, it has ended, however that came about.
+pub(crate) struct Running<S>(Arc<Inner<S>>);
+
+impl<S> Running<S> {
+    pub(crate) fn begin(gate: &Arc<Inner<S>>) -> Self {
+        gate.running.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(gate))
+    }
+}
+
+impl<S> Drop for Running<S> {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+        self.0.landed.notify_waiters();
     }
 }
 
@@ -193,10 +237,12 @@ impl<S: Receipts> Inner<S> {
     /// Keeps the lease until it is told to forget it.
     pub(crate) fn keep(self: &Arc<Self>, pass: Pass, lease: Duration) {
         let beat = Beat { pass, lease, renewed: Instant::now() };
-        self.heart.flights().insert(pass.token, beat);
-        self.heart.task.get_or_init(|| {
-            tokio::spawn(beat_on(Arc::downgrade(self)));
-        });
+        self.heart.flights().insert(pass.key, beat);
+        let mut task = self.heart.task.lock().unwrap_or_else(PoisonError::into_inner);
+        // It may have ended with the runtime that it was started on.
+        if task.as_ref().is_none_or(JoinHandle::is_finished) {
+            *task = Some(tokio::spawn(beat_on(Arc::downgrade(self))));
+        }
     }
 
     async fn beat(&self) {
@@ -210,18 +256,19 @@ impl<S: Receipts> Inner<S> {
         leases.dedup();
         for lease in leases {
             let passes: Vec<Pass> = due.iter().filter(|due| due.1 == lease).map(|due| due.0).collect();
-            match self.store.prolong(&passes, lease, None).await {
-                Ok(_) => {
+            match tokio::time::timeout(lease / 3, self.store.prolong(&passes, lease, None)).await {
+                Ok(Ok(_)) => {
                     let mut flights = self.heart.flights();
                     for pass in &passes {
-                        if let Some(beat) = flights.get_mut(&pass.token) {
+                        if let Some(beat) = flights.get_mut(&pass.key) {
                             beat.renewed = Instant::now();
                         }
                     }
                 }
-                Err(error) => {
-                    tracing::warn!(error = %error.chain(), "leases of requests could not be renewed")
+                Ok(Err(error)) => {
+                    tracing::warn!(error = %error.chain(), "leases of requests could not be renewed");
                 }
+                Err(_elapsed) => tracing::warn!("leases of requests could not be renewed in time"),
             }
         }
     }

@@ -120,6 +120,8 @@ pub struct Policy {
     pub excluded: Vec<String>,
     /// Whether each route has keys of its own; otherwise one used for another route is refused.
     pub key_per_route: bool,
+    /// How long a reply may stand still, at its source or on its way to the client. 60 s.
+    pub stall: Duration,
     /// The largest request body. 1 MiB.
     pub max_request_body: usize,
     /// The largest reply body that is kept. 1 MiB.
@@ -158,6 +160,7 @@ impl Policy {
             raw_fingerprint: false,
             excluded: Vec::new(),
             key_per_route: false,
+            stall: Duration::from_secs(60),
             max_request_body: 1 << 20,
             max_response_body: 1 << 20,
             mismatch_status: StatusCode::UNPROCESSABLE_ENTITY,
@@ -195,6 +198,9 @@ impl Policy {
         }
         if self.ttl <= self.lease {
             return refuse("replies must be kept for longer than a run's lease");
+        }
+        if self.stall.is_zero() {
+            return refuse("a reply needs some time");
         }
         if self.max_request_body == 0 || self.max_response_body == 0 {
             return refuse("bodies need some room");

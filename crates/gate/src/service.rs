@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, UPGRADE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body;
@@ -14,7 +14,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use oncebox_core::gate::{
     Admission, AdmitRequest, Caller, Fingerprint, KeySyntax, OnMismatch, ReceiptKey, Receipts, RequestKey,
 };
-use oncebox_core::{Digest, Kind};
+use oncebox_core::{Digest, Error, Kind};
 use tower_service::Service;
 
 use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS};
@@ -22,13 +22,15 @@ use crate::body::{self, BoxError, GateBody};
 use crate::carry::Current;
 use crate::claim::{Claim, Sealed};
 use crate::flight::Flight;
-use crate::gate::{Gate, Inner};
+use crate::gate::{Gate, Inner, Running};
 use crate::policy::{InFlight, Policy, Strategy};
 use crate::record;
 use crate::telemetry;
 
 /// The header that carries the key.
 const KEY: &str = "idempotency-key";
+/// How long the store may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// The wait before a copy looks again for a reply that another process makes.
 const GLANCE: Duration = Duration::from_millis(20);
 const LONGEST_GLANCE: Duration = Duration::from_millis(250);
@@ -204,18 +206,22 @@ impl<S: Receipts> Entrance<S> {
         if self.gate.is_transactional {
             return self.pass_claim(inner, request, current).await;
         }
-        match self.admit().await {
-            Verdict::Answer(response) => Ok(response),
-            Verdict::Unprotected(mark) => {
-                let response = inner.call(request).await?.map(body::other);
-                Ok(marked(response, mark))
+        let policy = Arc::clone(&self.policy);
+        // With the admission: a client that hangs up during it must not leave a key that nobody runs.
+        let running = tokio::spawn(async move {
+            match self.admit().await {
+                Verdict::Answer(response) => Ok(response),
+                Verdict::Unprotected(mark) => {
+                    let response = current.run(async { inner.call(request).await }).await?;
+                    Ok(marked(response.map(body::other), mark))
+                }
+                Verdict::Run(pass) => {
+                    let flight = Flight::begin(self.gate, self.policy, pass);
+                    flight.run(current.run(async move { inner.call(request).await })).await
+                }
             }
-            Verdict::Run(pass) => {
-                let flight = Flight::begin(self.gate, Arc::clone(&self.policy), pass);
-                let running = tokio::spawn(flight.run(current.run(async move { inner.call(request).await })));
-                running.await.unwrap_or_else(|_| Ok(Problem::Panicked.answer(&self.policy)))
-            }
-        }
+        });
+        running.await.unwrap_or_else(|_| Ok(Problem::Panicked.answer(&policy)))
     }
 
     /// The handler claims the key in its own transaction; here only what is already decided is told.
@@ -249,9 +255,8 @@ impl<S: Receipts> Entrance<S> {
         request.extensions_mut().insert(Claim::new(self.gate.store.clone(), Arc::clone(&policy), self.admit));
         let gate = self.gate;
         let running = tokio::spawn(async move {
-            let response = current.run(async { inner.call(request).await }).await;
-            gate.landed.notify_waiters();
-            response
+            let _running = Running::begin(&gate);
+            current.run(async { inner.call(request).await }).await
         });
         let Ok(response) = running.await else { return Ok(Problem::Panicked.answer(&policy)) };
         let mut response = response?;
@@ -265,9 +270,9 @@ impl<S: Receipts> Entrance<S> {
     async fn admit(&self) -> Verdict {
         let (started, mut glance) = (Instant::now(), GLANCE);
         loop {
-            // Before the question: whoever lands between it and the wait is not missed.
-            let landed = self.gate.landed.notified();
-            let admission = match self.gate.store.admit(&self.admit, None).await {
+            let asked = tokio::time::timeout(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
+            let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
+            let admission = match asked.unwrap_or_else(late) {
                 Ok(admission) => admission,
                 // A transaction is deciding it.
                 Err(error) if error.kind() == Kind::Busy => Admission::InFlight { left: self.policy.lease },
@@ -282,15 +287,34 @@ impl<S: Receipts> Entrance<S> {
             if waits.is_zero() {
                 return self.told(admission);
             }
-            tokio::time::timeout(glance.min(waits), landed).await.ok();
-            glance = (glance * 2).min(LONGEST_GLANCE);
+            if self.gate.heart.has(&self.admit.key) {
+                tokio::time::timeout(waits, self.until_landed()).await.ok();
+            } else {
+                tokio::time::sleep(glance.min(waits)).await;
+                glance = (glance * 2).min(LONGEST_GLANCE);
+            }
         }
     }
 
-    fn without_store(&self, error: &oncebox_core::Error) -> Verdict {
+    /// Until this process no longer runs the request: others that land do not make it ask the store.
+    async fn until_landed(&self) {
+        loop {
+            let landed = self.gate.landed.notified();
+            tokio::pin!(landed);
+            // Before the look: whoever lands between it and the wait is not missed.
+            landed.as_mut().enable();
+            if !self.gate.heart.has(&self.admit.key) {
+                return;
+            }
+            landed.await;
+        }
+    }
+
+    fn without_store(&self, error: &Error) -> Verdict {
         tracing::warn!(error = %error.chain(), "the store of the gate cannot be asked");
         telemetry::store_failed();
-        if self.policy.fail_open {
+        // One that answers and cannot be understood is not down, and may know the request.
+        if self.policy.fail_open && error.kind() == Kind::Unavailable {
             return Verdict::Unprotected(Some((STATUS, "unprotected")));
         }
         Verdict::Answer(Problem::StoreDown.answer(&self.policy))
@@ -315,7 +339,7 @@ impl<S: Receipts> Entrance<S> {
 }
 
 fn is_other_protocol<B>(request: &Request<B>) -> bool {
-    request.method() == Method::CONNECT || request.headers().contains_key(UPGRADE)
+    request.method() == Method::CONNECT
 }
 
 /// A key may name its tenant, but only the caller's own.

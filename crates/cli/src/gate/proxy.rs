@@ -41,9 +41,12 @@ pub(crate) struct ProxyArgs {
     /// What the gate behaves like
     #[arg(long, value_enum, default_value = "ietf")]
     profile: ProfileName,
-    /// The header that tells callers apart; one without it is a caller of its own
+    /// The header that tells callers apart; with a key but without it, a request is refused
     #[arg(long, value_name = "HEADER", default_value = "authorization", conflicts_with = "unscoped")]
     principal_header: String,
+    /// All who come without that header are one caller, and share their keys
+    #[arg(long)]
+    anonymous: bool,
     /// A header that names the tenant; only if something before the gate sets it and clients cannot
     #[arg(long, value_name = "HEADER")]
     tenant_header: Option<String>,
@@ -128,10 +131,12 @@ impl ProxyArgs {
             return Ok(gate.unscoped());
         }
         let (principal, tenant) = (self.principal_header.clone(), self.tenant_header.clone());
+        let anonymous = self.anonymous;
         Ok(gate.scope(move |request| {
             let value = |name: &str| text(&request.headers, name);
             let tenant = tenant.as_deref().map(value).unwrap_or_default();
-            Some(Caller { tenant, principal: value(&principal) })
+            let caller = Caller { tenant, principal: value(&principal) };
+            Some(caller).filter(|caller| anonymous || !caller.principal.is_empty())
         }))
     }
 }
@@ -148,6 +153,9 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
             "receipts are kept in memory: a restart forgets them, and other gates do not see them"
         );
     }
+    if args.secret.is_empty() {
+        tracing::warn!("without --secret, whoever reads the database can try out keys");
+    }
     let upstream = Upstream::new(&args.upstream, Duration::from_secs(args.timeout))?;
     let receipts = Receipts::open(&args.store, &args.schema, 256 << 20).await?;
     let listener = bind(args.listen).await?;
@@ -159,12 +167,16 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
     let stop = CancellationToken::new();
     with_store!(receipts, store => {
         let gate = args.gate(store)?;
-        let (sweeping, over) = (gate.clone(), stop.clone());
+        let (sweeping, draining, over) = (gate.clone(), gate.clone(), stop.clone());
         tokio::spawn(async move {
             sweeping.sweep(Duration::from_secs(60), over.cancelled_owned()).await;
         });
         let router = Router::new().fallback_service(gate.layer(upstream)).layer(from_fn(refuse_ambiguous));
         axum::serve(listener, router).with_graceful_shutdown(stopped()).await?;
+        // Requests whose client has gone run on.
+        if tokio::time::timeout(Duration::from_secs(args.timeout), draining.drained()).await.is_err() {
+            tracing::warn!("requests were still running; their keys are free when their leases are over");
+        }
     });
     stop.cancel();
     Ok(ExitCode::SUCCESS)

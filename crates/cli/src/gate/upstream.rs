@@ -63,9 +63,8 @@ impl Upstream {
         connector.set_connect_timeout(Some(Duration::from_secs(5)));
         connector.set_nodelay(true);
         let client = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(Duration::from_secs(20))
-            // A request that may have arrived is not sent once more behind our back.
-            .retry_canceled_requests(false)
+            // Shorter than most services keep a connection; what was not sent on one that is gone is sent on another.
+            .pool_idle_timeout(Duration::from_secs(4))
             .build(connector);
         Ok(Self { client, authority, base, timeout })
     }

@@ -35,7 +35,7 @@ impl Served {
     /// A proxy in front of a service.
     fn proxy(upstream: &str, database: &Database, args: &[&str]) -> Self {
         let (url, to) = (database.url(), format!("http://{upstream}"));
-        let own = ["--upstream", &to, "--db", &url, "--schema", &database.name];
+        let own = ["--upstream", &to, "--db", &url, "--schema", &database.name, "--anonymous"];
         Self::start(&[&own, args].concat())
     }
 
@@ -160,6 +160,62 @@ fn a_reply_survives_a_restart() {
         assert_eq!(first.1.rsplit("\r\n").next(), second.1.rsplit("\r\n").next());
         assert_eq!(runs(&service.address, "restart"), 1);
     }
+}
+
+#[test]
+fn a_key_of_somebody_unknown_is_refused() {
+    let Some(database) = Database::sqlite("a_key_of_somebody_unknown") else { return };
+    let (database, service) = (database.migrated(), Served::fixture(&["--bare"]));
+    let (url, to) = (database.url(), format!("http://{}", service.address));
+    let proxy = Served::start(&["--upstream", &to, "--db", &url, "--schema", &database.name]);
+    let send = |fields: &str| {
+        let text = format!(
+            "POST /orders HTTP/1.1\r\nhost: x\r\n{fields}content-length: 0\r\nconnection: close\r\n\r\n"
+        );
+        exchange(&proxy.address, text.as_bytes())
+    };
+
+    let (status, answer) = send("idempotency-key: k\r\n");
+    assert_eq!(status, 401, "{answer}");
+    assert!(answer.contains("idempotency-caller-unknown"), "{answer}");
+    assert_eq!(send("idempotency-key: k\r\nauthorization: Bearer a\r\n").0, 201);
+    assert_eq!(send("").0, 201, "without a key there is nothing to protect");
+}
+
+#[test]
+fn a_request_that_offers_another_protocol_is_no_exception() {
+    let Some(database) = Database::sqlite("a_request_that_offers_another_protocol") else { return };
+    let (database, service) = (database.migrated(), Served::fixture(&["--bare"]));
+    let proxy = Served::proxy(&service.address, &database, &[]);
+    let text = "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\nx-fx-case: h2c\r\nupgrade: h2c\r\n\
+                http2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\nconnection: close, upgrade, http2-settings\r\n\
+                content-length: 0\r\n\r\n";
+
+    for _ in 0..2 {
+        assert_eq!(exchange(&proxy.address, text.as_bytes()).0, 201);
+    }
+
+    assert_eq!(runs(&service.address, "h2c"), 1);
+}
+
+#[test]
+fn a_request_whose_client_has_gone_is_finished_before_the_gate_ends() {
+    let Some(database) = Database::sqlite("a_request_whose_client_has_gone") else { return };
+    let (database, service) = (database.migrated(), Served::fixture(&["--bare"]));
+    let proxy = Served::proxy(&service.address, &database, &[]);
+    let mut client = TcpStream::connect(&proxy.address).unwrap();
+    let text = "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\nx-fx-case: left\r\n\
+                x-fx: {\"sleep\":1500}\r\ncontent-length: 2\r\n\r\n{}";
+    client.write_all(text.as_bytes()).unwrap();
+    eventually("the service runs", || runs(&service.address, "left") == 1);
+    drop(client);
+
+    proxy.process.signal("-TERM");
+    assert_eq!(proxy.process.end().0, Some(0));
+
+    let (status, answer) = order(&Served::proxy(&service.address, &database, &[]).address, "left", "k", "{}");
+    assert_eq!(status, 201);
+    assert!(answer.contains("idempotent-replayed: true"), "{answer}");
 }
 
 #[test]

@@ -82,6 +82,19 @@ pub async fn a_doubt_is_retried_or_blocks<F: ReceiptsFixture>(fixture: Arc<F>) {
     assert!(matches!(told(&store, 1).await, Admission::Proceed(_)));
 }
 
+pub async fn where_doubts_block_so_does_a_dead_request<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let careful = AdmitRequest { on_doubt: OnDoubt::Block, ..request("a", "body") };
+    let pass = admitted(&store, &careful, 0).await;
+
+    let copy = store.admit(&AdmitRequest { token: -1, ..careful }, at(LEASE)).await.unwrap();
+    assert_eq!(copy, Admission::InDoubt);
+    assert_eq!(store.peek(&careful, at(LEASE)).await.unwrap(), Some(Admission::InDoubt));
+
+    store.seal(&pass, &reply("late")).await.unwrap();
+    assert_eq!(store.admit(&careful, at(LEASE)).await.unwrap(), Admission::Replay(reply("late")));
+}
+
 pub async fn a_doubt_cannot_be_sealed_afterwards<F: ReceiptsFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     let pass = admitted(&store, &request("a", "body"), 0).await;

@@ -66,7 +66,7 @@ pub enum OnDoubt {
     /// Run it again: at least once.
     #[default]
     Retry,
-    /// Refuse it: at most once.
+    /// Refuse it: at most once. Also if whoever ran it is gone without a word.
     Block,
 }
 
@@ -162,11 +162,13 @@ pub fn judge(found: Option<&Receipt>, request: &AdmitRequest, now: Timestamp) ->
         return if may_replace { Ruling::Admit } else { Ruling::Mismatch };
     }
     match receipt.standing {
-        Standing::InFlight { until } if until <= now => Ruling::Admit,
-        Standing::InFlight { until } => Ruling::InFlight { left: until.since(now) },
+        Standing::InFlight { until } if until > now => Ruling::InFlight { left: until.since(now) },
         Standing::Sealed => Ruling::Replay,
-        Standing::InDoubt if request.on_doubt == OnDoubt::Retry => Ruling::Admit,
-        Standing::InDoubt => Ruling::InDoubt,
+        // Whoever ran it is gone without a word: as good as a doubt.
+        Standing::InFlight { .. } | Standing::InDoubt => match request.on_doubt {
+            OnDoubt::Retry => Ruling::Admit,
+            OnDoubt::Block => Ruling::InDoubt,
+        },
     }
 }
 
@@ -227,6 +229,8 @@ mod tests {
     fn a_doubt_may_block_and_the_last_may_win() {
         let careful = AdmitRequest { on_doubt: OnDoubt::Block, ..request() };
         assert_eq!(judge(Some(&receipt(Standing::InDoubt)), &careful, at(1)), Ruling::InDoubt);
+        let dead = receipt(Standing::InFlight { until: at(30) });
+        assert_eq!(judge(Some(&dead), &careful, at(30)), Ruling::InDoubt, "it may have taken effect");
 
         let bold = AdmitRequest { fingerprint: print(b"b"), on_mismatch: OnMismatch::Replace, ..request() };
         assert_eq!(judge(Some(&receipt(Standing::Sealed)), &bold, at(1)), Ruling::Admit);

@@ -55,10 +55,11 @@ impl Found {
                 Reply::from_stored(&head, self.body).map(Admission::Replay)
             }
             Some("in_doubt") => Ok(Admission::InDoubt),
-            _ => {
-                let left = u64::try_from(self.left_over.unwrap_or_default()).unwrap_or_default();
-                Ok(Admission::InFlight { left: Duration::from_micros(left) })
-            }
+            _ => Ok(match u64::try_from(self.left_over.unwrap_or_default()) {
+                Ok(left @ 1..) => Admission::InFlight { left: Duration::from_micros(left) },
+                // Whoever ran it is gone, and that is not to be tried again.
+                _ => Admission::InDoubt,
+            }),
         }
     }
 }

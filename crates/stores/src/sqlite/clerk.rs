@@ -72,7 +72,10 @@ struct Attendance {
 impl Drop for Attendance {
     fn drop(&mut self) {
         if !self.is_over {
-            self.clerk.desk().is_attended = false;
+            let mut desk = self.clerk.desk();
+            desk.is_attended = false;
+            // Who waits is told that nobody will come.
+            desk.jobs.clear();
         }
     }
 }
@@ -88,15 +91,16 @@ impl SqliteStore {
         };
         if !is_attended {
             let store = self.clone();
+            // From here on: a runtime that ends before its first step drops it, too.
+            let attendance = Attendance { clerk: self.clerk.clone(), is_over: false };
             // A task of its own: whoever waits may go away.
-            tokio::spawn(async move { store.attend().await });
+            tokio::spawn(async move { store.attend(attendance).await });
         }
         let gone = |_| Err(Error::new(Kind::Unavailable, "the writer of receipts is gone"));
         answered.await.unwrap_or_else(gone)
     }
 
-    async fn attend(self) {
-        let mut attendance = Attendance { clerk: self.clerk.clone(), is_over: false };
+    async fn attend(self, mut attendance: Attendance) {
         loop {
             let jobs = attendance.clerk.next();
             if jobs.is_empty() {
@@ -111,7 +115,14 @@ impl SqliteStore {
                         answer.send(Ok(done)).ok();
                     }
                 }
-                // One that cannot be written spoils the transaction of all.
+                // One that cannot be written spoils the transaction of all: each by itself, then. If the
+                // commit is what failed, nobody knows about any of them.
+                Err(error) if errands.len() > 1 && error.kind() != Kind::CommitUnknown => {
+                    for (errand, answer) in errands.iter().zip(answers) {
+                        let alone = self.write(std::slice::from_ref(errand)).await;
+                        answer.send(alone.map(|mut done| done.pop().unwrap_or(Done::Written))).ok();
+                    }
+                }
                 Err(error) => {
                     for answer in answers {
                         answer.send(Err(Error::new(error.kind(), error.chain()))).ok();

@@ -91,6 +91,8 @@ impl SqliteStore {
     #[must_use]
     pub fn prefix(mut self, prefix: Identifier) -> Self {
         self.prefix = Cow::Owned(prefix.as_str().to_owned());
+        // What others want written is for other tables.
+        self.clerk = Clerk::default();
         self
     }
 
@@ -103,6 +105,7 @@ impl SqliteStore {
         let millis = wait.as_millis().min(i32::MAX.unsigned_abs().into());
         let text = format!("PRAGMA busy_timeout = {millis}; {BEGIN}");
         self.begin_within = Some(AssertSqlSafe(text).into_sql_str());
+        self.clerk = Clerk::default();
         self
     }
 

@@ -38,7 +38,7 @@ const ORDERS: &str = "ONCEBOX_GATE_ORDERS";
 const DATABASE: &str = "ONCEBOX_GATE_DATABASE";
 
 fn keys() -> usize {
-    sized(200, 10_000)
+    sized(40, 10_000)
 }
 
 /// Clients that send each request.
@@ -218,7 +218,7 @@ async fn run<F: Ground>(fixture: &Arc<F>, is_sabotaged: bool) -> Report {
     }
     let (mut child, mut kills) = (orders.start(), 0);
     while next.load(Ordering::SeqCst) < keys() {
-        tokio::time::sleep(Duration::from_millis(150 + dice.below(500) as u64)).await;
+        tokio::time::sleep(Duration::from_millis(400 + dice.below(800) as u64)).await;
         drop(child);
         child = orders.start();
         kills += 1;

@@ -10,7 +10,7 @@ WITH clock AS (
         (r.state <> 'in_flight' OR r.lease_until <= clock.now)
         AND (r.expires_at <= clock.now OR CASE
             WHEN r.fingerprint <> $3 THEN $9
-            ELSE r.state = 'in_flight' OR r.state = 'in_doubt' AND $8
+            ELSE r.state <> 'sealed' AND $8
         END) AS free
     FROM oncebox.receipt AS r
     CROSS JOIN clock
@@ -33,7 +33,7 @@ WITH clock AS (
     WHERE (r.state <> 'in_flight' OR r.lease_until <= excluded.admitted_at)
         AND (r.expires_at <= excluded.admitted_at OR CASE
             WHEN r.fingerprint <> excluded.fingerprint THEN $9
-            ELSE r.state = 'in_flight' OR r.state = 'in_doubt' AND $8
+            ELSE r.state <> 'sealed' AND $8
         END)
     RETURNING token
 )

@@ -4,7 +4,7 @@ SELECT
     (r.state <> 'in_flight' OR r.lease_until <= clock.now)
     AND (r.expires_at <= clock.now OR CASE
         WHEN r.fingerprint <> $3 THEN $6
-        ELSE r.state = 'in_flight' OR r.state = 'in_doubt' AND $5
+        ELSE r.state <> 'sealed' AND $5
     END) AS free
 FROM oncebox.receipt AS r
 CROSS JOIN (SELECT coalesce($4, clock_timestamp()) AS now) AS clock
