@@ -22,7 +22,7 @@ fn lax() -> (String, Arc<Mutex<Vec<Vec<u8>>>>) {
         for stream in listener.incoming() {
             let (mut stream, kept) = (stream.unwrap(), Arc::clone(&kept));
             std::thread::spawn(move || {
-                stream.set_read_timeout(Some(Duration::from_millis(150))).unwrap();
+                stream.set_read_timeout(Some(Duration::from_millis(60))).unwrap();
                 let (mut all, mut piece) = (Vec::new(), [0; 8192]);
                 while let Ok(read) = stream.read(&mut piece) {
                     if read == 0 {
@@ -150,7 +150,7 @@ fn corpus() -> Vec<(String, Vec<u8>)> {
 /// What follows a whole request on its connection is a request of its own, and the gate's to judge.
 fn send(address: &str, bytes: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(150))).unwrap();
     stream.write_all(bytes).ok();
     stream.read_to_end(&mut Vec::new()).ok();
 }
@@ -167,7 +167,7 @@ fn no_request_is_hidden_in_another_from_a_service_that_believes_everything() {
     for (name, bytes) in &cases {
         seen.lock().unwrap().clear();
         send(&proxy.address, bytes);
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(80));
         for stream in seen.lock().unwrap().iter() {
             let (by_length, by_coding) = (request_lines(stream, true), request_lines(stream, false));
             let text = String::from_utf8_lossy(stream);
