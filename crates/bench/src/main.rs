@@ -2,7 +2,8 @@
 //!
 //! `oncebox-bench path` prints ratios: ours and the same work written by hand,
 //! in the same run, round by round in turn. `oncebox-bench brokers` does so over
-//! RabbitMQ and NATS, `oncebox-bench inbox` for the durable inbox.
+//! RabbitMQ and NATS, `oncebox-bench inbox` for the durable inbox,
+//! `oncebox-bench gate` for HTTP requests.
 //! `oncebox-bench torture` kills the processes of a small system over and over
 //! and then counts what is left.
 #![allow(
@@ -14,6 +15,7 @@
 )]
 
 mod brokers;
+mod gate;
 mod inbox;
 mod lab;
 mod machine;
@@ -43,8 +45,12 @@ enum Command {
     Brokers(brokers::BrokerArguments),
     /// The durable inbox, end to end, as ratios to hand-written code and to a peer.
     Inbox(inbox::InboxArguments),
+    /// HTTP requests with and without the gate.
+    Gate(gate::GateArguments),
     /// Kills producers, relays, workers and brokers for some minutes, then checks the ledger.
     Torture(torture::TortureArguments),
+    #[command(hide = true)]
+    GateServer(gate::ChildArguments),
     #[command(hide = true)]
     MemoryChild(path::memory::ChildArguments),
     #[command(hide = true)]
@@ -63,6 +69,8 @@ async fn main() -> ExitCode {
         Command::Path(arguments) => path::run(arguments).await,
         Command::Brokers(arguments) => brokers::run(arguments).await,
         Command::Inbox(arguments) => inbox::run(arguments).await,
+        Command::Gate(arguments) => gate::run(arguments).await,
+        Command::GateServer(arguments) => gate::child(arguments).await,
         Command::Torture(arguments) => torture::run(arguments).await,
         Command::MemoryChild(arguments) => path::memory::child(arguments).await,
         Command::TortureWorker(arguments) => torture::child::run(arguments).await,

@@ -8,6 +8,7 @@ mod database;
 mod dead;
 mod demo;
 mod fault;
+mod gate;
 mod migrate;
 mod output;
 mod relay;
@@ -54,6 +55,8 @@ enum Verb {
     Check(check::Args),
     /// Print or forward what a queue delivers, through the inbox
     Consume(consume::Args),
+    /// Give any HTTP service Idempotency-Key: a reverse proxy, and a checker for gates
+    Gate(gate::Args),
     /// A worker process of the demo
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
@@ -92,6 +95,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Fault> {
         Verb::Replay(args) => replay::run(args, cli.output).await,
         Verb::Check(args) => check::run(args, cli.output).await,
         Verb::Consume(args) => consume::run(args, cli.output).await,
+        Verb::Gate(args) => gate::run(args, cli.output).await,
         Verb::DemoWorker(args) => demo::work(args).await,
     }
 }

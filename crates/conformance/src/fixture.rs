@@ -18,6 +18,8 @@ use crate::ledger::Entry;
 
 /// How long an impatient store waits for a lock.
 pub const IMPATIENCE: Duration = Duration::from_millis(200);
+/// A case has acknowledged by then what it was going to.
+const ACKNOWLEDGED: Duration = Duration::from_secs(60);
 /// The table of a fixture's effects.
 pub const LEDGER: &str = "ledger";
 
@@ -136,7 +138,7 @@ impl TransportFixture for MemoryTransportFixture {
     const CAPABILITIES: Capabilities = MemoryTransport::CAPABILITIES;
 
     async fn fresh() -> Option<Self> {
-        Some(Self::default())
+        Some(Self { transport: MemoryTransport::new().confirm_timeout(ACKNOWLEDGED) })
     }
 
     fn transport(&self) -> MemoryTransport {
@@ -144,7 +146,7 @@ impl TransportFixture for MemoryTransportFixture {
     }
 
     fn bounded(&self, messages: usize) -> Option<MemoryTransport> {
-        Some(MemoryTransport::new().capacity(messages))
+        Some(MemoryTransport::new().capacity(messages).confirm_timeout(ACKNOWLEDGED))
     }
 
     fn close(&self) -> bool {

@@ -14,6 +14,7 @@
 //! - [`fixture`]: what a suite needs of a backend, and the one of the memory store.
 //! - [`store`]: what a store promises, one module per topic.
 //! - [`depot`]: what a store promises as the durable inbox.
+//! - [`receipts`]: what a store promises as the gate's memory.
 //! - [`transport`]: what a transport promises, as far as its capabilities go.
 //! - [`path`]: what a message experiences from put to effect.
 //! - [`durable`]: what it experiences in the durable inbox.
@@ -43,6 +44,7 @@ pub mod fixture;
 pub mod ledger;
 pub mod path;
 pub mod proxy;
+pub mod receipts;
 pub mod run;
 pub mod sabotage;
 pub mod sample;

@@ -11,7 +11,7 @@ use crate::size::sized;
 
 /// No case may take longer: one that waits for ever has found a bug.
 fn patience() -> Duration {
-    Duration::from_secs(sized(120, 3_600))
+    Duration::from_secs(sized(300, 3_600))
 }
 
 /// Runs a case of the store suite, or of the path suite if it makes its scenes itself.

@@ -63,7 +63,7 @@ impl Server {
         let program = service_url(brand.variable(), case)?;
         let dir = std::env::temp_dir().join(unique(brand));
         std::fs::create_dir_all(&dir).expect("a directory for the server");
-        let mut server = Self { brand, program, dir, port: free_port().await, child: None };
+        let mut server = Self { brand, program, dir, port: free_port(), child: None };
         server.resume().await;
         Some(server)
     }
@@ -188,11 +188,12 @@ fn unique(brand: Brand) -> String {
 }
 
 /// A port below those that outgoing connections get: it must still be free
-/// when the server comes back.
-async fn free_port() -> u16 {
+/// when the server comes, or comes back.
+#[must_use]
+pub fn free_port() -> u16 {
     let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |now| now.subsec_nanos());
     let mut port = 20_000 + u16::try_from((nanos / 1_000 + std::process::id() * 97) % 10_000).unwrap_or(0);
-    while TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+    while std::net::TcpListener::bind(("127.0.0.1", port)).is_err() {
         port += 1;
     }
     port

@@ -26,6 +26,12 @@ impl Digest {
         Self(hash.finalize().into())
     }
 
+    /// A digest that was stored.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// The digest's bytes, as they are stored.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {

@@ -1,12 +1,22 @@
 //! The gate: how a request is told from its retries.
 //!
 //! - [`key`]: what clients write into `Idempotency-Key`.
+//! - [`scope`]: whose keys they are, and what a receipt is found by.
 //! - [`fingerprint`]: what makes two requests the same; [`json`]: when two
 //!   JSON texts are.
+//! - [`receipt`]: what is known of a request; [`reply`]: what it was answered; [`receipts`]: where that is kept.
 
 pub mod fingerprint;
 pub mod json;
 pub mod key;
+pub mod receipt;
+pub mod receipts;
+pub mod reply;
+pub mod scope;
 
 pub use fingerprint::{Fingerprint, Request};
 pub use key::{KeyError, KeySyntax, RequestKey};
+pub use receipt::{Admission, AdmitRequest, OnDoubt, OnMismatch, Pass, ReceiptKey};
+pub use receipts::Receipts;
+pub use reply::Reply;
+pub use scope::{Caller, KeyMaker};

@@ -12,12 +12,13 @@
 //! 2. [`Outbox`]: puts messages into the transaction the caller already has.
 //! 3. [`Relay`]: reads what is committed and hands it to a [`Publisher`].
 //! 4. [`Inbox`]: runs each [`Handler`] once per message; [`Consumer`] feeds it from a [`Subscriber`].
-//! 5. [`Janitor`]: deletes what nobody needs any more.
-//! 6. [`Oncebox`]: all of these in one process.
-//! 7. [`stores`]: the databases. [`transports`]: the brokers. [`memory`]: a store and a transport
+//! 5. [`gate`]: HTTP requests that take effect once, however often they are sent.
+//! 6. [`Janitor`]: deletes what nobody needs any more.
+//! 7. [`Oncebox`]: all of these in one process.
+//! 8. [`stores`]: the databases. [`transports`]: the brokers. [`memory`]: a store and a transport
 //!    without any service, for tests.
-//! 8. [`testing`]: a stage for tests of your own handlers.
-//! 9. [`Error`] and [`Kind`]: what went wrong and what that costs.
+//! 9. [`testing`]: a stage for tests of your own handlers.
+//! 10. [`Error`] and [`Kind`]: what went wrong and what that costs.
 //!
 //! # Example
 //!
@@ -69,9 +70,19 @@
 //! - `macros` (default): `#[derive(Message)]` and `#[handler]`.
 //! - `sqlite` (default), `postgres`: the stores of that name.
 //! - `rabbitmq`, `nats`, `http`: the transports of that name.
+//! - `gate`: HTTP `Idempotency-Key`, as a tower layer and extractors for axum.
 
 pub use oncebox_core::*;
 pub use oncebox_flow::*;
+
+/// HTTP `Idempotency-Key`: a request takes effect once, however often a client
+/// sends it, and every copy gets the reply of the first. With the feature
+/// `gate`, `Gate` is the layer.
+pub mod gate {
+    pub use oncebox_core::gate::*;
+    #[cfg(feature = "gate")]
+    pub use oncebox_gate::*;
+}
 
 #[doc(inline)]
 pub use oncebox_stores as stores;

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use oncebox_conformance::server::free_port;
+
 use crate::database::Database;
 use crate::process::{Process, get, readiness};
 use crate::program::{command, eventually};
@@ -70,7 +72,7 @@ fn a_destination_that_is_down_does_not_stop_the_start_nor_the_others() {
     let Some(database) = Database::sqlite("a_destination_that_is_down") else { return };
     let database = database.migrated();
     database.insert_by_hand(0, 2);
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let free = format!("127.0.0.1:{}", free_port());
     let config = format!(
         "[health]\nlisten = \"127.0.0.1:0\"\n{}\
          [[sink]]\nname = \"lines\"\nto = \"stdout\"\npoll = \"20ms\"\n\
@@ -169,7 +171,7 @@ fn a_second_signal_does_not_wait_for_what_is_in_flight() {
     let (code, errors) = daemon.end();
 
     assert_eq!(code, Some(130), "{errors}");
-    assert!(asked.elapsed() < Duration::from_secs(5));
+    assert!(asked.elapsed() < Duration::from_secs(20));
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod dead;
 mod demo;
 mod deploy;
 mod faults;
+mod gate;
 mod languages;
 mod letters;
 mod migrate;

@@ -1,20 +1,18 @@
 //! Servers of a test's own, to be made ill: each in a folder of its own, on a
 //! port of its own, gone with the test.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use oncebox_conformance::server::free_port;
 
 use crate::database::fresh_folder;
 use crate::program::{other, ran, service};
 
 /// No server takes longer to start, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
-
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 #[track_caller]
 fn wait_for(what: &str, mut is_up: impl FnMut() -> bool) {

@@ -114,9 +114,9 @@ pub(crate) fn service(variable: &str, case: &str) -> Option<String> {
 /// Waits until something holds, but not for ever.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within 20 s");
+        assert!(Instant::now() < deadline, "{what}: not within 60 s");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

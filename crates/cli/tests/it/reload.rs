@@ -11,7 +11,7 @@ use crate::private::{NatsServer, PostgresServer};
 use crate::process::readiness;
 use crate::program::eventually;
 use crate::server::Server;
-use crate::virtual_host::{VirtualHost, arrived};
+use crate::virtual_host::{VirtualHost, arrived, arrived_all};
 
 fn file(database: &Database, name: &str, text: &str) -> PathBuf {
     let file = database.folder().join(name);
@@ -75,7 +75,7 @@ fn after_a_hangup_brokers_are_served_with_the_new_password_and_nothing_is_lost()
     );
     assert!(!format!("{errors}{stuck}").contains("-secret"), "{errors}{stuck}");
     for url in [rabbit.url(), nats.url("second-secret")] {
-        assert_eq!(arrived(&url, "orders"), (0..12).collect::<Vec<_>>(), "{errors}");
+        assert_eq!(arrived_all(&url, "orders", 12), (0..12).collect::<Vec<_>>(), "{errors}");
     }
 }
 
@@ -94,7 +94,7 @@ fn after_a_hangup_a_database_is_read_with_the_new_password_and_nothing_is_lost()
     let server = Server::start();
     let config = format!(
         "[health]\nlisten = \"127.0.0.1:0\"\n[[store]]\nname = \"a\"\nurl_file = \"{}\"\nschema = \"{schema}\"\n\
-         [[sink]]\nto = \"http\"\nurl = \"{}\"\npoll = \"20ms\"\nlease = \"2s\"\npublish_timeout = \"1s\"\n",
+         [[sink]]\nto = \"http\"\nurl = \"{}\"\npoll = \"20ms\"\nlease = \"10s\"\npublish_timeout = \"5s\"\n",
         url.display(),
         server.url("/hook"),
     );

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use oncebox_conformance::server::free_port;
+
 use crate::database::Database;
 use crate::process::Process;
 use crate::program::{command, eventually};
@@ -142,7 +144,7 @@ fn an_outage_that_is_over_is_no_longer_shown() {
     for database in Database::both("an_outage_that_is_over_is_no_longer_shown") {
         let database = database.migrated();
         database.insert_by_hand(0, 1);
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let free = format!("127.0.0.1:{}", free_port());
         let outage = || database.run(&["status", "-o", "json"]).json()["sinks"][0]["outage"].clone();
 
         let daemon = relay(&database, &format!("http://{free}/hook"));

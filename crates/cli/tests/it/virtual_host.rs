@@ -107,7 +107,24 @@ fn base64(bytes: &[u8]) -> String {
 /// begins to exist with the first call.
 #[track_caller]
 pub(crate) fn arrived(url: &str, channel: &str) -> Vec<u64> {
-    let args = ["consume", "--from", url, "--channel", channel, "--group", "peek", "--idle", "600ms"];
+    peek(url, channel, &["--idle", "600ms"])
+}
+
+/// The same where this many are due, however slow the broker is, and no more.
+#[track_caller]
+pub(crate) fn arrived_all(url: &str, channel: &str, count: usize) -> Vec<u64> {
+    let numbers = match count {
+        0 => Vec::new(),
+        _ => peek(url, channel, &["--count", &count.to_string(), "--idle", "30s"]),
+    };
+    let more = arrived(url, channel);
+    assert!(more.is_empty(), "{more:?} after {numbers:?}");
+    numbers
+}
+
+#[track_caller]
+fn peek(url: &str, channel: &str, more: &[&str]) -> Vec<u64> {
+    let args = [&["consume", "--from", url, "--channel", channel, "--group", "peek"], more].concat();
     let run = ran(&mut command(args)).exits(0);
     let mut numbers: Vec<u64> =
         run.json_lines().iter().map(|line| line["data"]["n"].as_u64().unwrap()).collect();

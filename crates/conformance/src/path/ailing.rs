@@ -22,9 +22,9 @@ fn ailing<F: StoreFixture>(scene: &Scene<F>) -> AilingStore<F::Store> {
 
 /// Waits until something holds, but not for ever.
 async fn eventually<Fut: Future<Output = bool>>(what: &str, holds: impl Fn() -> Fut) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !holds().await {
-        assert!(Instant::now() < deadline, "{what}: not within 20 s");
+        assert!(Instant::now() < deadline, "{what}: not within 60 s");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -36,8 +36,8 @@ pub async fn a_pass_that_hangs_is_given_up_and_the_relay_goes_on<F: StoreFixture
     store.ail(Call::Read, Ail::Hang, 2);
     let relay = Relay::builder(store.clone(), scene.picky.clone())
         .clock(scene.clock.clone())
-        .lease(Duration::from_millis(600))
-        .publish_timeout(Duration::from_millis(200))
+        .lease(Duration::from_secs(2))
+        .publish_timeout(Duration::from_secs(1))
         .error_backoff(Duration::from_millis(10))
         .poll(Duration::from_millis(20));
     let stop = CancellationToken::new();
@@ -71,7 +71,7 @@ pub async fn a_rollback_that_hangs_is_given_up_and_the_message_comes_again<F: St
     let second = inbox.receive(arrived("1", &message), 2).await.single().unwrap();
 
     assert!(matches!(first, Outcome::Failed { .. }), "{first:?}");
-    assert!(store.is_well() && took < Duration::from_secs(10), "{took:?}");
+    assert!(store.is_well() && took < Duration::from_secs(30), "{took:?}");
     assert!(matches!(second, Outcome::Done { .. }), "{second:?}");
     assert_eq!(fixture.effects().await, [entry(HANDLER, "1", &message)]);
 }
@@ -87,7 +87,7 @@ pub async fn a_sweep_that_hangs_does_not_hold_up_a_stop<F: StoreFixture>(fixture
     eventually("it hangs", async || store.is_well()).await;
     stop.cancel();
 
-    tokio::time::timeout(Duration::from_secs(5), running).await.expect("it stops").unwrap();
+    tokio::time::timeout(Duration::from_secs(30), running).await.expect("it stops").unwrap();
 }
 
 pub async fn a_janitor_does_not_believe_a_clock_that_jumped<F: StoreFixture>(fixture: Arc<F>) {

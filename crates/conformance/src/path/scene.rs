@@ -52,7 +52,9 @@ impl<F: StoreFixture> Scene<F> {
     /// A scene over the in-process transport. It confirms what was handled, so
     /// there is nothing to wait for after a confirm.
     pub fn new(fixture: &Arc<F>) -> Self {
-        Self { watch: None, ..Self::over(fixture, MemoryTransport::new()) }
+        // A busy machine must not look like a lost confirm.
+        let transport = MemoryTransport::new().confirm_timeout(Duration::from_secs(9));
+        Self { watch: None, ..Self::over(fixture, transport) }
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use crate::sample::DESTINATION;
 
 /// A delivery that has not come by then does not come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Long enough to see that nothing comes.
 const GLANCE: Duration = Duration::from_millis(80);
 

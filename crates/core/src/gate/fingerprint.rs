@@ -60,6 +60,12 @@ impl Fingerprint {
         ]))
     }
 
+    /// One that was stored.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(Digest::from_bytes(bytes))
+    }
+
     /// As it is stored.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {

@@ -12,6 +12,7 @@ mod letters;
 mod mailbox;
 mod parking;
 mod queue;
+mod receipts;
 mod relay;
 mod retention;
 mod state;

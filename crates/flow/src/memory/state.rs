@@ -11,6 +11,7 @@ use oncebox_core::{Envelope, Once, Timestamp};
 use super::dedup::{Graveyard, MarkerKey, Markers};
 use super::delivery::HandlerId;
 use super::parking::ParkingLot;
+use super::receipts::Shelf;
 use super::stock::Stock;
 use super::store::Tables;
 
@@ -24,6 +25,7 @@ pub(super) struct State {
     pub(super) entries: HashMap<MarkerKey, (u32, Timestamp)>,
     pub(super) graveyard: Graveyard,
     pub(super) stock: Stock,
+    pub(super) receipts: Shelf,
     /// Handlers of the durable inbox that somebody could run, and when that was last so.
     pub(super) announced: HashMap<HandlerId, Timestamp>,
     /// Who may sweep, and until when.

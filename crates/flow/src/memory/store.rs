@@ -16,6 +16,7 @@ use oncebox_core::{Error, Kind, Result, Store, Timestamp, Transaction};
 use tokio::sync::OwnedMutexGuard;
 
 use super::dedup::{DeadLetter, Marker, MarkerKey};
+use super::receipts::Admitted;
 use super::state::{Puts, State};
 use super::stock::Stock;
 
@@ -51,6 +52,16 @@ impl MemoryStore {
     #[must_use]
     pub fn marker_capacity(self, markers: usize) -> Self {
         self.state().markers.limit(markers);
+        self
+    }
+
+    /// The most bytes that the gate's receipts take in all clones together;
+    /// no limit unless chosen. When there is no room, those whose time ends
+    /// first are forgotten, and a request that comes again runs again. What is
+    /// in flight is never forgotten.
+    #[must_use]
+    pub fn receipt_capacity(self, bytes: usize) -> Self {
+        self.state().receipts.limit(bytes);
         self
     }
 
@@ -112,6 +123,7 @@ impl Store for MemoryStore {
             markers: HashMap::new(),
             left: Vec::new(),
             stock: Stock::default(),
+            admitted: Admitted::default(),
             grown: BTreeMap::new(),
             saved: None,
         }))
@@ -152,6 +164,8 @@ pub struct MemoryTx {
     pub(super) left: Vec<MarkerKey>,
     /// Messages and deliveries of the durable inbox that were added or changed.
     pub(super) stock: Stock,
+    /// What the gate has let in here.
+    pub(super) admitted: Admitted,
     /// Tables that were appended to, with the length to cut them back to.
     grown: BTreeMap<String, usize>,
     saved: Option<Box<Saved>>,
@@ -212,6 +226,7 @@ impl MemoryTx {
         let mut state = lock(&self.state);
         state.log.take(std::mem::take(&mut self.puts));
         state.stock.absorb(std::mem::take(&mut self.stock));
+        self.admitted.publish(&mut state.receipts);
         for key in self.left.drain(..) {
             match state.entries.get_mut(&key) {
                 Some((entries, _)) if *entries > 1 => *entries -= 1,
@@ -230,6 +245,9 @@ impl MemoryTx {
 
 impl Drop for MemoryTx {
     fn drop(&mut self) {
+        if !self.admitted.is_empty() {
+            self.admitted.undo(&mut lock(&self.state).receipts);
+        }
         for (table, length) in &self.grown {
             if let Some(rows) = self.tables.get_mut(table) {
                 rows.truncate(*length);

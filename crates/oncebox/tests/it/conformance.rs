@@ -16,6 +16,10 @@ mod memory {
         oncebox_conformance::store_suite!(oncebox_conformance::MemoryFixture);
     }
 
+    mod receipts {
+        oncebox_conformance::receipts_suite!(oncebox_conformance::MemoryFixture);
+    }
+
     mod depot {
         oncebox_conformance::depot_suite!(oncebox_conformance::MemoryFixture);
     }

@@ -22,7 +22,7 @@ use sqlx::AssertSqlSafe;
 
 use crate::tidy::{files, root};
 
-const EXAMPLES: [&str; 5] = ["first_message", "transactions", "consumers", "durable", "testing"];
+const EXAMPLES: [&str; 6] = ["first_message", "transactions", "consumers", "durable", "testing", "gate"];
 
 /// A fenced block, with the comment on the line before it.
 struct Block {
@@ -252,7 +252,9 @@ fn every_metric_is_in_the_reference_and_no_other() {
         names.dedup();
         names
     };
-    let telemetry = fs::read_to_string(root().join("crates/flow/src/telemetry.rs")).unwrap();
+    let read =
+        |part: &str| fs::read_to_string(root().join(format!("crates/{part}/src/telemetry.rs"))).unwrap();
+    let telemetry = read("flow") + &read("gate");
 
     let counted = quoted(&telemetry, '"');
 
@@ -297,6 +299,7 @@ fn every_option_is_in_the_reference_with_its_default() {
         ("Backoff", fields(&Backoff::default())),
         ("Limits", fields(&Limits::default())),
         ("Janitor", chosen.collect()),
+        ("Policy", fields(&oncebox::gate::Policy::default())),
     ];
 
     for (section, fields) in sections {

@@ -13,5 +13,6 @@ mod conformance;
 mod crash_points;
 mod docs;
 mod experiments;
+mod gate;
 mod macros;
 mod tidy;

@@ -13,6 +13,7 @@ mod inspect;
 mod letters;
 mod mailbox;
 pub mod migrate;
+mod receipts;
 mod relay;
 mod retention;
 mod row;

@@ -4,6 +4,7 @@
 //! with it (`BEGIN IMMEDIATE`), so a duplicate waits at its start, positions
 //! follow commit order, and a log without gaps is read without any bookkeeping.
 
+mod clerk;
 mod dedup;
 mod depot;
 mod error;
@@ -12,6 +13,7 @@ mod inspect;
 mod letters;
 mod mailbox;
 pub mod migrate;
+mod receipts;
 mod relay;
 mod retention;
 mod row;

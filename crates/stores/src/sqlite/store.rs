@@ -14,6 +14,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, Connection, SqlSafeStr, SqlStr, Sqlite};
 
+use super::clerk::Clerk;
 use super::error::{begin_failed, classify, commit_failed, failed};
 use super::migrate;
 
@@ -36,6 +37,8 @@ pub struct SqliteStore {
     /// Waits for the write lock as long as it was told to, instead of as long as the connection would.
     begin_within: Option<SqlStr>,
     allow_unsafe_durability: bool,
+    /// Writes receipts, many in one commit.
+    pub(super) clerk: Clerk,
 }
 
 impl SqliteStore {
@@ -48,6 +51,7 @@ impl SqliteStore {
             prefix: Cow::Borrowed(DEFAULT_PREFIX),
             begin_within: None,
             allow_unsafe_durability: false,
+            clerk: Clerk::default(),
         }
     }
 
@@ -87,6 +91,8 @@ impl SqliteStore {
     #[must_use]
     pub fn prefix(mut self, prefix: Identifier) -> Self {
         self.prefix = Cow::Owned(prefix.as_str().to_owned());
+        // What others want written is for other tables.
+        self.clerk = Clerk::default();
         self
     }
 
@@ -99,6 +105,7 @@ impl SqliteStore {
         let millis = wait.as_millis().min(i32::MAX.unsigned_abs().into());
         let text = format!("PRAGMA busy_timeout = {millis}; {BEGIN}");
         self.begin_within = Some(AssertSqlSafe(text).into_sql_str());
+        self.clerk = Clerk::default();
         self
     }
 

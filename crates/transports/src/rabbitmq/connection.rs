@@ -381,7 +381,7 @@ mod tests {
     async fn an_attempt_outlives_the_caller_who_made_it() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("amqp://{}", silent.local_addr().unwrap());
-        let options = RabbitMqOptions::from_url(&url).unwrap().call_timeout(Duration::from_millis(500));
+        let options = RabbitMqOptions::from_url(&url).unwrap().call_timeout(Duration::from_secs(5));
         let target = Target { uri: Arc::clone(&options.uri), version: 0 };
         let link = Link::new("testing");
 

@@ -1,7 +1,7 @@
 //! PostgreSQL: a schema per case.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use oncebox::{HandlerError, Identifier, Store};
 use oncebox_conformance::capabilities::Guarantees;
@@ -44,7 +44,9 @@ impl StoreFixture for PostgresFixture {
         let url = service_url("ONCEBOX_TEST_POSTGRES_URL", &test)?;
         let schema = fresh_schema();
         let pool = pool_options().max_connections(10).connect(&url).await.unwrap();
-        let store = PostgresStore::new(pool.clone()).schema(Identifier::new(&schema).unwrap());
+        // Who holds a lock on purpose may be stalled: only the impatient give up.
+        let store = PostgresStore::new(pool.clone()).lock_wait(Duration::from_secs(30));
+        let store = store.schema(Identifier::new(&schema).unwrap());
         let fixture = Self { store, pool, schema };
         migrate::up(&fixture.store).await.unwrap();
         let ledger = format!(
@@ -110,6 +112,10 @@ impl StoreFixture for PostgresFixture {
 
 mod store {
     oncebox_conformance::store_suite!(crate::conformance::postgres::PostgresFixture);
+}
+
+mod receipts {
+    oncebox_conformance::receipts_suite!(crate::conformance::postgres::PostgresFixture);
 }
 
 mod depot {

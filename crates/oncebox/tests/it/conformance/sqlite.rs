@@ -96,6 +96,10 @@ mod store {
     oncebox_conformance::store_suite!(crate::conformance::sqlite::SqliteFixture);
 }
 
+mod receipts {
+    oncebox_conformance::receipts_suite!(crate::conformance::sqlite::SqliteFixture);
+}
+
 mod depot {
     oncebox_conformance::depot_suite!(crate::conformance::sqlite::SqliteFixture);
 }

@@ -50,10 +50,7 @@ impl<F: Ground> Deref for Stage<F> {
 
 impl<F: Ground> Stage<F> {
     pub(super) fn new(fixture: &Arc<F>) -> Self {
-        let scene = Scene::new(fixture);
-        // A busy machine must not look like a lost confirm.
-        _ = scene.transport.clone().confirm_timeout(Duration::from_secs(9));
-        Self { scene, deaths: Deaths::default() }
+        Self { scene: Scene::new(fixture), deaths: Deaths::default() }
     }
 
     /// A probe that lets its owner die once, at the given visit of `point`.

@@ -53,6 +53,12 @@ pub(super) enum Role {
 const ROLES: [Role; 5] =
     [Role::Relay, Role::HastyRelay, Role::Worker, Role::EagerWorker, Role::ForgetfulWorker];
 
+impl Role {
+    pub(super) fn is_sabotaged(self) -> bool {
+        matches!(self, Self::HastyRelay | Self::EagerWorker | Self::ForgetfulWorker)
+    }
+}
+
 /// Everything that children of one experiment share.
 #[derive(Clone, Debug)]
 pub(super) struct Ward {

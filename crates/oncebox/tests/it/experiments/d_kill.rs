@@ -71,7 +71,7 @@ where
         drop(children.swap_remove(*dice.pick(&victims).unwrap()));
         children.push(start());
     }
-    let findings = settled(&**fixture, &expected).await;
+    let findings = settled(&**fixture, &expected, role.rest()).await;
     let reruns = shop.diary().len() - expected.len().min(shop.diary().len());
     println!("D kill {}: {KILLS} kills, {reruns} bodies in vain, {findings}", F::GUARANTEES.name);
     findings

@@ -27,7 +27,7 @@ const INBOXES: usize = 4;
 const AT_ONCE: usize = 4;
 const BYSTANDERS: usize = 50;
 /// A message nobody repeats is done this soon, storm or not.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A fixture that tells how many connections it has open, and may have.
 trait Pooled: StoreFixture {

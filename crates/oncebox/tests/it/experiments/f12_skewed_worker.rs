@@ -18,17 +18,18 @@ use super::children::Killed;
 use super::workshop::{Orders, Role, Surroundings, Workshop, deposit, inbox, libfaketime, settled};
 use crate::conformance::postgres::PostgresFixture;
 
-const MESSAGES: i64 = 30;
-/// How often the clock jumps.
-const JUMP: Duration = Duration::from_millis(1_500);
+const MESSAGES: i64 = 16;
+/// How often the clock jumps: each side of a jump meets a renewal.
+const JUMP: Duration = Duration::from_millis(2_500);
 
 const fn orders(role: Role) -> Orders {
     Orders {
         role,
-        lease: Duration::from_secs(2),
+        // Longer than a process may be stalled between two renewals.
+        lease: Duration::from_secs(6),
         // Long enough for others to find it held.
-        pause: Duration::from_secs(3),
-        timeout: Duration::from_secs(10),
+        pause: Duration::from_secs(7),
+        timeout: Duration::from_secs(30),
         attempts: None,
         // What is held is run, so that whoever takes it runs it once more.
         seats: (4, 0),
@@ -93,7 +94,9 @@ async fn run(fixture: &Arc<PostgresFixture>, role: Role) -> Option<Report> {
         deposit(&inbox, some).await;
     }
     let expected: Vec<_> = messages.iter().map(|message| operation(HANDLER, message)).collect();
-    let findings = settled(&**fixture, &expected).await;
+    // Nothing moves for as long as a body takes.
+    let rest = role.rest().max(orders(role).pause * 2);
+    let findings = settled(&**fixture, &expected, rest).await;
     // Both sides of a jump have a chance to purge what is done.
     tokio::time::sleep(JUMP * 2).await;
     jumping.abort();

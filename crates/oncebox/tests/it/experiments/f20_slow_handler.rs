@@ -22,6 +22,7 @@ use oncebox_conformance::server::{Brand, Server};
 use oncebox_conformance::size::sized;
 use oncebox_stores::postgres::{PostgresStore, pool_options};
 use oncebox_transports::nats::Nats;
+use oncebox_transports::rabbitmq::RabbitMq;
 use tokio_util::sync::CancellationToken;
 
 use super::bodies::{Bodies, HANDLER};
@@ -42,6 +43,9 @@ fn slow() -> Duration {
 fn patience() -> Duration {
     Duration::from_secs(sized(3, 10))
 }
+
+/// How long a publish waits for its confirm: nothing is sent twice because the machine is slow.
+const CONFIRMED: Duration = Duration::from_secs(30);
 
 /// A place for every body and some copies beside them, or for some of the many bodies.
 fn seats() -> u32 {
@@ -134,8 +138,8 @@ async fn handle_all(fixture: &Arc<PostgresFixture>, feed: impl Feed) -> usize {
 fn a_slow_handler_keeps_its_message_of_nats() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let Some(place) = Place::shared::<NatsLink>() else { return };
-        let wait = Duration::from_secs(sized(1, 2));
-        let transport = Nats::new(NatsLink::options(&place).ack_wait(wait));
+        let options = NatsLink::options(&place).ack_wait(Duration::from_secs(2));
+        let transport = Nats::new(options.confirm_timeout(CONFIRMED));
         let feed = transport.subscribe(DESTINATION, GROUP).await.unwrap();
         assert!(transport.publish(&messages()).await.iter().all(Result::is_ok));
 
@@ -159,7 +163,8 @@ fn a_slow_handler_runs_once_although_rabbitmq_loses_patience() {
         );
         server.ctl(&["-q", "eval", &impatient]).await;
         let place = Place::new(server.url());
-        let transport = RabbitLink::to(&place, Order::None);
+        let options = RabbitLink::options(&place).confirm_timeout(CONFIRMED);
+        let transport = RabbitMq::new(options.order(Order::None)).unwrap();
         let feed = transport.subscribe(DESTINATION, GROUP).await.unwrap();
         assert!(transport.publish(&messages()).await.iter().all(Result::is_ok));
 
@@ -203,7 +208,7 @@ impl Acknowledge for MuteAck {
 fn sabotaged_without_a_sign_of_life_nats_delivers_again_and_again() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let Some(place) = Place::shared::<NatsLink>() else { return };
-        let transport = NatsLink::to(&place, Order::None);
+        let transport = Nats::new(NatsLink::options(&place).confirm_timeout(CONFIRMED));
         assert!(transport.publish(&messages()).await.iter().all(Result::is_ok));
         let context = NatsLink::context(&place).await;
         let stream = context.stream_by_subject(NatsLink::subject(&place)).await.unwrap();

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::bodies::{Bodies, HANDLER, arriving, effect, tireless};
-use super::workshop::settled;
+use super::workshop::{rest, settled};
 use crate::bad_input::place::SmallDisk;
 use crate::conformance::sqlite::SqliteFixture;
 
@@ -139,7 +139,7 @@ async fn run(disk: &SmallDisk, is_sabotaged: bool) -> Report {
         // Room for the next ones, as somebody would make it.
         sqlx::raw_sql("DELETE FROM filling").execute(store.pool()).await.ok();
     }
-    let findings = settled(&*fixture, &expected).await;
+    let findings = settled(&*fixture, &expected, rest(is_sabotaged)).await;
     stop.cancel();
     assert!(working.await.unwrap());
     let letters = store.letters(&LetterFilter::default(), 1000).await.unwrap().len();

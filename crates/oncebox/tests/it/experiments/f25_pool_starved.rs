@@ -29,10 +29,11 @@ use crate::conformance::postgres::PostgresFixture;
 const CONNECTIONS: u32 = 2;
 const DELIVERIES: i64 = 100;
 /// How long a handler keeps its transaction; all of them together need several leases.
-const HELD: Duration = Duration::from_millis(80);
-const LEASE: Duration = Duration::from_millis(900);
+const HELD: Duration = Duration::from_millis(300);
+/// Renewed often enough to outlive a stall of the whole process.
+const LEASE: Duration = Duration::from_secs(6);
 /// Much longer than everything takes.
-const DEADLOCK: Duration = Duration::from_secs(60);
+const DEADLOCK: Duration = Duration::from_secs(90);
 
 struct Slow {
     fixture: Arc<PostgresFixture>,
@@ -57,7 +58,8 @@ impl Handler<PgConnection> for Slow {
 /// The fixture's database through a pool that is too small.
 async fn starved(fixture: &PostgresFixture) -> PostgresStore {
     let url = std::env::var("ONCEBOX_TEST_POSTGRES_URL").unwrap();
-    let pool = pool_options().max_connections(CONNECTIONS).connect(&url).await.unwrap();
+    let pool = pool_options().max_connections(CONNECTIONS).acquire_timeout(DEADLOCK);
+    let pool = pool.connect(&url).await.unwrap();
     PostgresStore::new(pool).schema(Identifier::new(&fixture.schema).unwrap())
 }
 

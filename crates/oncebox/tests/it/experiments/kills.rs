@@ -17,8 +17,11 @@ use super::children::{Killed, Role, Ward};
 use super::link::{GROUP, Link, Place};
 use crate::crash_points::ground::Ground;
 
-/// Without progress for this long, nothing more will come.
-const REST: Duration = Duration::from_secs(4);
+/// Without progress for this long, nothing more will come. All effects end the
+/// wait sooner, so that only a run that has lost some is patient to the end.
+const REST: Duration = Duration::from_secs(30);
+/// The same where a loss is what is looked for.
+const SABOTAGED_REST: Duration = Duration::from_secs(4);
 
 /// How a run goes.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +70,11 @@ impl Plan {
         let findings = scene.judge().await;
         L::clean(&place).await;
         Some(findings)
+    }
+
+    fn rest(&self) -> Duration {
+        let is_sabotaged = self.relays.0.is_sabotaged() || self.workers.0.is_sabotaged();
+        if is_sabotaged { SABOTAGED_REST } else { REST }
     }
 }
 
@@ -175,10 +183,10 @@ impl<F: Ground> Scene<F> {
     /// Waits until everything has arrived, or nothing moves any more.
     pub(super) async fn judge(self) -> Findings {
         let (mut last, mut moved) = (0, Instant::now());
-        let healed = Instant::now();
+        let (healed, rest) = (Instant::now(), self.plan.rest());
         loop {
             let effects = self.fixture.effect_count().await;
-            if effects >= self.committed.len() || moved.elapsed() > REST {
+            if effects >= self.committed.len() || moved.elapsed() > rest {
                 break;
             }
             if effects != last {

@@ -36,3 +36,4 @@ mod f25_pool_starved;
 mod f26_network_flap;
 mod f27_drain;
 mod f28_retention_edge;
+mod f29_gate_torture;

@@ -39,8 +39,11 @@ const CHILD: &str = "experiments::workshop::a_child_works_on_what_is_stored";
 const ORDERS: &str = "ONCEBOX_WORKSHOP_ORDERS";
 const DATABASE: &str = "ONCEBOX_WORKSHOP_DATABASE";
 const DIARY: &str = "ONCEBOX_WORKSHOP_DIARY";
-/// Without progress for this long, nothing more will come.
-const REST: Duration = Duration::from_secs(6);
+/// Without progress for this long, nothing more will come. All effects end the
+/// wait sooner, so that only a run that has lost some is patient to the end.
+const REST: Duration = Duration::from_secs(30);
+/// The same where a loss is what is looked for.
+const SABOTAGED_REST: Duration = Duration::from_secs(6);
 /// What a process may not purge, whatever its own clock says.
 const KEPT: Duration = Duration::from_secs(600);
 /// The memory of a bounded child, in KiB.
@@ -61,6 +64,18 @@ pub(super) enum Role {
 }
 
 const ROLES: [Role; 5] = [Role::Worker, Role::SettlesFirst, Role::CountsLate, Role::Sweeper, Role::OwnClock];
+
+impl Role {
+    /// How long it takes without progress until nothing more will come.
+    pub(super) const fn rest(self) -> Duration {
+        rest(!matches!(self, Self::Worker | Self::Sweeper))
+    }
+}
+
+/// The same where the sabotage is not a child's.
+pub(super) const fn rest(is_sabotaged: bool) -> Duration {
+    if is_sabotaged { SABOTAGED_REST } else { REST }
+}
 
 /// What a child is told.
 #[derive(Clone, Copy, Debug)]
@@ -240,12 +255,12 @@ pub(super) async fn deposit<S: Depot + oncebox::Mailbox>(inbox: &Inbox<S>, messa
     join_all(envelopes.iter().map(|envelope| deliver_until_done(inbox, envelope))).await;
 }
 
-/// Waits until everything has taken effect, or nothing moves any more.
-pub(super) async fn settled<F: StoreFixture>(fixture: &F, expected: &[Entry]) -> Findings {
+/// Waits until everything has taken effect, or nothing has moved for as long as `rest`.
+pub(super) async fn settled<F: StoreFixture>(fixture: &F, expected: &[Entry], rest: Duration) -> Findings {
     let (mut last, mut moved) = (0, Instant::now());
     loop {
         let effects = fixture.effects().await.len();
-        if effects >= expected.len() || moved.elapsed() > REST {
+        if effects >= expected.len() || moved.elapsed() > rest {
             break;
         }
         if effects != last {

@@ -19,7 +19,7 @@ const LEASE: Duration = Duration::from_secs(30);
 /// So short that a lease is over at once.
 const BLINK: Duration = Duration::from_micros(1);
 /// What a task does at once it does within this.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(30);
 
 fn assignment<'a>(envelope: &Envelope, lane: Option<&'a str>) -> Assignment<'a> {
     let key = MessageKey { source: envelope.source.clone(), id: envelope.id.clone() };

@@ -51,7 +51,8 @@ async fn on_empty<F: Future<Output = ()> + Send + 'static>(
 ) {
     let Some(url) = url(test) else { return };
     let schema = random_schema();
-    let store = PostgresStore::connect(&url).await.unwrap();
+    // Who holds a lock on purpose may be stalled: only those who say so give up.
+    let store = PostgresStore::connect(&url).await.unwrap().lock_wait(Duration::from_secs(30));
     let store = store.schema(Identifier::new(&schema).unwrap()).allow_unsafe_durability();
     let outcome = tokio::spawn(body(store.clone(), schema.clone())).await;
     execute(&store, &format!("DROP SCHEMA IF EXISTS {schema} CASCADE")).await;

@@ -25,7 +25,7 @@ async fn migrating_twice_applies_once() {
         let after = migrate::status(&store).await.unwrap();
 
         assert_eq!(before.first().unwrap().state, migrate::MigrationState::Pending);
-        assert_eq!(first.iter().map(|applied| applied.version).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(first.iter().map(|applied| applied.version).collect::<Vec<_>>(), [1, 2, 3, 4]);
         assert!(second.is_empty());
         assert_eq!(after.first().unwrap().state, migrate::MigrationState::Applied);
         store.verify().await.unwrap();
@@ -44,7 +44,7 @@ async fn several_migrators_at_once_apply_each_migration_once() {
             applied += task.await.unwrap();
         }
 
-        assert_eq!(applied, 3);
+        assert_eq!(applied, 4);
     })
     .await;
 }
@@ -101,7 +101,7 @@ async fn verify_says_what_is_wrong_and_what_to_do() {
 
         execute(&store, &format!("INSERT INTO {schema}.migration VALUES (99, 'later', 'x')")).await;
         let newer = error().await.to_string();
-        assert_eq!(newer, "the database is at schema version 99, this build knows 3; upgrade oncebox");
+        assert_eq!(newer, "the database is at schema version 99, this build knows 4; upgrade oncebox");
         assert_eq!(kind(migrate::up(&store).await), Kind::Config);
         let unknown = migrate::status(&store).await.unwrap();
         assert_eq!(unknown.last().unwrap().state, migrate::MigrationState::Unknown);

@@ -12,12 +12,15 @@ use super::*;
 
 /// So long that nothing in here happens because of a poll.
 const POLL: Duration = Duration::from_secs(60);
-/// How soon a hint must have had its effect.
+/// How soon a hint has its effect, unless the machine is slow.
 const SOON: Duration = Duration::from_secs(1);
-/// A listener that lost its connection waits a second before it makes the next.
-const AFTER_RECONNECT: Duration = Duration::from_secs(3);
-/// A relay looks after 2, 4, 8 … ms. After this long its next look is seconds away.
-const PATIENT: Duration = Duration::from_millis(4_300);
+/// On a slow machine, and still no poll.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A relay pauses for 2, 4, 8 … ms between two looks, so that it has just looked
+/// for the twelfth time, and its next look is 8 s away.
+const PATIENT: Duration = Duration::from_millis(8_600);
+/// It does not look by itself within this.
+const UNLOOKED: Duration = Duration::from_secs(5);
 
 /// Tells the test what was published.
 struct Telling(mpsc::UnboundedSender<String>);
@@ -79,7 +82,7 @@ async fn commit(outbox: &Outbox<PostgresStore>, id: &str) {
 
 /// The server process that listens to this schema, once it is not `gone`.
 async fn listening(store: &PostgresStore, schema: &str, gone: Option<i32>) -> i32 {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + PATIENCE;
     loop {
         let text = "SELECT pid FROM pg_stat_activity WHERE query = $1 AND state = 'idle' AND pid <> $2";
         let found: Option<i32> = sqlx::query_scalar(text)
@@ -95,17 +98,23 @@ async fn listening(store: &PostgresStore, schema: &str, gone: Option<i32>) -> i3
     }
 }
 
-async fn is_hinted(hints: &mut Listener, within: Duration) -> bool {
-    tokio::time::timeout(within, hints.hinted()).await.is_ok()
+async fn is_hinted(hints: &mut Listener) -> bool {
+    tokio::time::timeout(PATIENCE, hints.hinted()).await.is_ok()
 }
 
 /// How many notifications come until none does for a while.
 async fn heard(listener: &mut PgListener) -> usize {
     let mut count = 0;
-    while tokio::time::timeout(Duration::from_millis(300), listener.recv()).await.is_ok() {
+    while tokio::time::timeout(Duration::from_millis(600), listener.recv()).await.is_ok() {
         count += 1;
     }
     count
+}
+
+/// The same where one is due, however long it takes.
+async fn heard_at_last(listener: &mut PgListener) -> usize {
+    let first = tokio::time::timeout(PATIENCE, listener.recv()).await;
+    usize::from(first.is_ok()) + heard(listener).await
 }
 
 async fn ear(store: &PostgresStore, schema: &str) -> PgListener {
@@ -125,14 +134,20 @@ async fn a_relay_that_polls_once_a_minute_publishes_within_a_second_of_a_put_els
         listening(&store, &schema, None).await;
         tokio::time::sleep(PATIENT).await;
 
+        let begun = Instant::now();
         commit(&outbox, "1").await;
-        let first = woken.next(SOON).await;
+        let first = woken.next(UNLOOKED).await;
+        let quickest = begun.elapsed();
+        let begun = Instant::now();
         commit(&outbox, "2").await;
-        let second = woken.next(SOON).await;
+        let second = woken.next(PATIENCE).await;
+        let quickest = quickest.min(begun.elapsed());
 
         assert_eq!((first.as_deref(), second.as_deref()), (Some("1"), Some("2")));
+        // One may meet a stall of the machine; not both do.
+        assert!(quickest < SOON, "{quickest:?}");
         assert!(deaf.published.is_empty(), "a relay that does not listen has not looked yet");
-        let late = deaf.next(2 * PATIENT).await;
+        let late = deaf.next(PATIENCE).await;
         assert_eq!(late.as_deref(), Some("1"), "but it finds by polling what it was not told of");
     })
     .await;
@@ -145,14 +160,14 @@ async fn a_listener_whose_server_process_is_killed_listens_again() {
         let mut hints = wakeup.listen();
         tokio::spawn(listen(store.clone(), wakeup.clone(), CancellationToken::new()));
         let pid = listening(&store, &schema, None).await;
-        assert!(is_hinted(&mut hints, SOON).await, "a new listener looks at once");
+        assert!(is_hinted(&mut hints).await, "a new listener looks at once");
 
         sqlx::query("SELECT pg_terminate_backend($1)").bind(pid).execute(store.pool()).await.unwrap();
         listening(&store, &schema, Some(pid)).await;
 
-        assert!(is_hinted(&mut hints, AFTER_RECONNECT).await, "nobody told it what came meanwhile");
+        assert!(is_hinted(&mut hints).await, "nobody told it what came meanwhile");
         commit(&outbox, "1").await;
-        assert!(is_hinted(&mut hints, SOON).await);
+        assert!(is_hinted(&mut hints).await);
     })
     .await;
 }
@@ -169,13 +184,13 @@ async fn a_notification_lost_with_its_connection_costs_a_moment_and_no_poll() {
         let mut hints = wakeup.listen();
         tokio::spawn(listen(remote, wakeup.clone(), CancellationToken::new()));
         listening(&store, &schema, None).await;
-        assert!(is_hinted(&mut hints, SOON).await);
+        assert!(is_hinted(&mut hints).await);
 
         // The connection breaks with the notification half way, and no word from the server.
         proxy.cut(Cut { sender: Sender::Server, pattern: format!("{schema}_outbox").into_bytes() });
         commit(&outbox, "1").await;
 
-        assert!(is_hinted(&mut hints, AFTER_RECONNECT).await);
+        assert!(is_hinted(&mut hints).await);
         assert_eq!(proxy.cuts(), 1);
     })
     .await;
@@ -186,7 +201,7 @@ async fn a_listener_leaves_every_connection_of_the_pool_to_others() {
     on_tables("a_listener_leaves_every_connection_of_the_pool_to_others", |store, schema| async move {
         let options = (*store.pool().connect_options()).clone();
         let pool =
-            pool_options().max_connections(1).acquire_timeout(SOON).connect_with(options).await.unwrap();
+            pool_options().max_connections(1).acquire_timeout(PATIENCE).connect_with(options).await.unwrap();
         let single = PostgresStore::new(pool).schema(Identifier::new(&schema).unwrap());
         tokio::spawn(listen(single.clone(), Wakeup::new(), CancellationToken::new()));
         listening(&store, &schema, None).await;
@@ -212,7 +227,7 @@ async fn a_put_notifies_nobody_from_inside_its_transaction() {
         let outbox = producer(&store);
         let mut tx = store.begin().await.unwrap();
         outbox.put_envelopes(&mut tx, vec![envelope("open")]).await.unwrap();
-        let while_open = heard(&mut silent).await;
+        let while_open = heard_at_last(&mut silent).await;
         store.commit(tx).await.unwrap();
         let after_commit = heard(&mut silent).await;
 
@@ -250,7 +265,7 @@ async fn a_burst_of_puts_is_told_in_few_notifications() {
         }
         let took = begun.elapsed();
 
-        let heard = heard(&mut listener).await;
+        let heard = heard_at_last(&mut listener).await;
 
         let most = usize::try_from(took.as_millis()).unwrap() / 5 + 2;
         assert!((1..=most).contains(&heard), "{heard} notifications in {took:?}");
@@ -262,7 +277,7 @@ async fn a_burst_of_puts_is_told_in_few_notifications() {
             wakeup.hint();
         }
         let most = usize::try_from(begun.elapsed().as_millis()).unwrap() / 5 + 2;
-        let heard = self::heard(&mut listener).await;
+        let heard = heard_at_last(&mut listener).await;
         assert!((1..=most).contains(&heard), "{heard} notifications of 100000 hints, at most {most}");
     })
     .await;

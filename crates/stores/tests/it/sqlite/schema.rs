@@ -28,7 +28,7 @@ async fn migrating_twice_or_at_the_same_time_applies_everything_once() {
 
     let (left, right) = tokio::join!(migrate::up(&stores[0]), migrate::up(&stores[1]));
 
-    assert_eq!(left.unwrap().len() + right.unwrap().len(), 3);
+    assert_eq!(left.unwrap().len() + right.unwrap().len(), 4);
     assert!(migrate::up(&stores[0]).await.unwrap().is_empty());
     let status = migrate::status(&stores[0]).await.unwrap();
     assert!(status.iter().all(|s| s.state == MigrationState::Applied && s.applied_at.is_some()));
@@ -40,7 +40,7 @@ async fn a_database_of_version_one_with_relays_at_work_is_moved_forward() {
     let database = Database::new();
     let store = database.store().await;
     let back = "ALTER TABLE oncebox_relay_member DROP COLUMN outage; \
-                DROP TABLE oncebox_effect; DROP TABLE oncebox_delivery; DROP TABLE oncebox_message; \
+                DROP TABLE oncebox_receipt; DROP TABLE oncebox_effect; DROP TABLE oncebox_delivery; DROP TABLE oncebox_message; \
                 DROP TABLE oncebox_handler; DROP TABLE oncebox_broom; \
                 DELETE FROM oncebox_migration WHERE version > 1; \
                 INSERT INTO oncebox_relay_member VALUES ('main', 'old', 9000000000000000);";
@@ -51,7 +51,7 @@ async fn a_database_of_version_one_with_relays_at_work_is_moved_forward() {
     store.verify().await.unwrap();
     store.claim(&request("new"), None).await.unwrap();
 
-    assert_eq!(applied.iter().map(|applied| applied.version).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(applied.iter().map(|applied| applied.version).collect::<Vec<_>>(), [2, 3, 4]);
     let status = store.status().await.unwrap();
     assert_eq!((status.sinks[0].relays, &status.sinks[0].outage), (2, &None));
 }

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use axum::body::Body;
 use oncebox_core::transport::Class;
 
 use super::server::{Server, reply};
-use super::{class, http, post, post_all, to};
+use super::{class, http, post, post_all, stop_the_clock, to};
 
 async fn switchable() -> (Server, Arc<AtomicU16>) {
     let status = Arc::new(AtomicU16::new(500));
@@ -20,16 +19,6 @@ async fn switchable() -> (Server, Arc<AtomicU16>) {
     })
     .await;
     (server, status)
-}
-
-/// Stops the clock of the runtime: from here on it moves by `advance` alone,
-/// however busy the machine is. Without the task that blocks until the guard is
-/// gone, tokio would leap to the next timer whenever all wait for the network.
-fn stop_the_clock() -> mpsc::Sender<()> {
-    tokio::time::pause();
-    let (guard, gone) = mpsc::channel();
-    tokio::task::spawn_blocking(move || gone.recv());
-    guard
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! A prefix, a stream and a transport of a test's own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_nats::jetstream::Context;
 use async_nats::jetstream::stream::{Config, DiscardPolicy};
@@ -10,7 +10,7 @@ use oncebox_core::{Acknowledge, Delivery, Feed};
 use oncebox_transports::nats::{Nats, NatsOptions, Topology};
 
 /// A delivery or a state that has not come by then does not come.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(90);
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// One test's part of a server.
@@ -65,10 +65,16 @@ impl Scene {
         format!("{}.{destination}", self.prefix)
     }
 
-    /// How many messages the stream holds.
+    /// How many messages the stream holds; a server that has just come back may not tell at once.
     pub(super) async fn stored(&self) -> u64 {
-        let stream = self.context.get_stream(&self.stream).await.unwrap();
-        stream.cached_info().state.messages
+        let asked = Instant::now();
+        loop {
+            match self.context.get_stream(&self.stream).await {
+                Ok(stream) => return stream.cached_info().state.messages,
+                Err(error) => assert!(asked.elapsed() < PATIENCE, "{error}"),
+            }
+            tokio::time::sleep(GLANCE).await;
+        }
     }
 
     /// Makes the stream anew: nothing is stored in it, and no id is known.

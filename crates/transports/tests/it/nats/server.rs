@@ -1,11 +1,11 @@
 //! A server of a test's own, to be killed.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use oncebox_conformance::fixture::service_url;
+use oncebox_conformance::server::free_port;
 
 use super::scene::unique;
 
@@ -23,7 +23,7 @@ impl Server {
         let program = service_url("ONCEBOX_TEST_NATS_SERVER", case)?;
         let folder = std::env::temp_dir().join(unique());
         std::fs::create_dir_all(&folder).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let more: Vec<String> = more.iter().map(|&text| text.to_owned()).collect();
         let child = spawn(&program, &folder, port, &more);
         Some(Self { program, folder, port, more, child })
@@ -68,7 +68,7 @@ fn spawn(program: &str, folder: &std::path::Path, port: u16, more: &[String]) ->
         .expect("the server can be started");
     let since = Instant::now();
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(since.elapsed() < Duration::from_secs(20), "the server does not listen");
+        assert!(since.elapsed() < Duration::from_secs(60), "the server does not listen");
         std::thread::sleep(Duration::from_millis(10));
     }
     child

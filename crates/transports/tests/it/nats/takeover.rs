@@ -15,7 +15,7 @@ fn batch(numbers: std::ops::Range<usize>) -> Vec<Envelope> {
 #[tokio::test]
 async fn the_next_member_waits_for_what_the_former_one_still_works_on() {
     let Some(scene) = Scene::fresh("a takeover").await else { return };
-    let options = scene.options().order(Order::SingleActive).ack_wait(Duration::from_secs(2));
+    let options = scene.options().order(Order::SingleActive).ack_wait(Duration::from_secs(6));
     let (first, second) = (Nats::new(options.clone()), Nats::new(options));
     let mut former = first.subscribe(DESTINATION, "group").await.unwrap();
     assert!(first.publish(&batch(0..12)).await.iter().all(Result::is_ok));

@@ -7,11 +7,12 @@ use std::time::{Duration, SystemTime};
 
 use oncebox_conformance::fixture::service_url;
 use oncebox_conformance::sample::{DESTINATION, keyed};
+use oncebox_conformance::server::free_port;
 use oncebox_core::transport::Class;
 use oncebox_core::{Envelope, Failure, Publisher, Result};
 use oncebox_transports::rabbitmq::{RabbitMq, RabbitMqOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 /// No server takes longer to start or to answer.
@@ -131,7 +132,7 @@ pub(super) struct Node {
 impl Node {
     pub(super) async fn start(case: &str) -> Option<Self> {
         let script = service_url("ONCEBOX_TEST_RABBITMQ_SERVER", case)?;
-        let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let dir = std::env::temp_dir().join(unique());
         let mut node = Self { script, dir, port, child: None };
         node.resume().await;

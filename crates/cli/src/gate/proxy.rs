@@ -1,0 +1,219 @@
+//! The reverse proxy: the gate in front of a service in any language.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use clap::{Args as ClapArgs, ValueEnum};
+use oncebox_core::gate::Receipts as ReceiptsSeam;
+use oncebox_gate::{Caller, Gate, InFlight, OnDoubt, Policy};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tower_layer::Layer as _;
+
+use super::routes::RoutesFile;
+use super::upstream::Upstream;
+use super::{ProfileName, Receipts, with_store};
+use crate::fault::{Class, Fault};
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ProxyArgs {
+    /// Where clients come in
+    #[arg(long, value_name = "ADDRESS")]
+    listen: SocketAddr,
+    /// The service behind the gate, as http://host:port
+    #[arg(long, value_name = "URL")]
+    upstream: String,
+    /// Where receipts are kept: a PostgreSQL URL, the path of a SQLite file, or `memory`, which a restart forgets
+    #[arg(long = "db", env = "ONCEBOX_DB", value_name = "URL", hide_env_values = true)]
+    store: String,
+    /// The schema (PostgreSQL) or table prefix (SQLite) of the oncebox tables
+    #[arg(long, env = "ONCEBOX_SCHEMA", default_value = "oncebox", value_name = "NAME")]
+    schema: String,
+    /// What the gate behaves like
+    #[arg(long, value_enum, default_value = "ietf")]
+    profile: ProfileName,
+    /// The header that tells callers apart; with a key but without it, a request is refused
+    #[arg(long, value_name = "HEADER", default_value = "authorization", conflicts_with = "unscoped")]
+    principal_header: String,
+    /// All who come without that header are one caller, and share their keys
+    #[arg(long)]
+    anonymous: bool,
+    /// A header that names the tenant; only if something before the gate sets it and clients cannot
+    #[arg(long, value_name = "HEADER")]
+    tenant_header: Option<String>,
+    /// All callers share their keys: for services with one caller
+    #[arg(long)]
+    unscoped: bool,
+    /// A secret for the hashes of keys and callers; the same for all gates on one database
+    #[arg(
+        long,
+        env = "ONCEBOX_GATE_SECRET",
+        hide_env_values = true,
+        value_name = "TEXT",
+        default_value = ""
+    )]
+    secret: String,
+    /// Paths that must have a key; may be given more than once
+    #[arg(long, value_name = "PREFIX")]
+    require: Vec<String>,
+    /// How long replies are kept, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400)]
+    ttl: u64,
+    /// How long a request may run without a sign of life from this process, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    lease: u64,
+    /// How long the service may take for a reply, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    timeout: u64,
+    /// Copies wait that many seconds for the reply instead of being refused at once
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
+    /// What becomes of a request whose earlier run was cut off
+    #[arg(long, value_enum, default_value = "retry")]
+    on_doubt: DoubtName,
+    /// The largest request and reply body, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
+    max_body: usize,
+    /// Policies by path, as TOML; see the guide
+    #[arg(long, value_name = "FILE")]
+    routes: Option<PathBuf>,
+    /// Where /livez and /readyz are answered
+    #[arg(long, value_name = "ADDRESS")]
+    health: Option<SocketAddr>,
+}
+
+/// What becomes of a request whose earlier run may or may not have taken effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DoubtName {
+    /// It runs again: at least once
+    Retry,
+    /// It is refused: at most once
+    Block,
+}
+
+impl ProxyArgs {
+    fn policy(&self) -> Policy {
+        Policy {
+            ttl: Duration::from_secs(self.ttl),
+            lease: Duration::from_secs(self.lease),
+            in_flight: self.wait.map_or(InFlight::Refuse, |wait| InFlight::Wait(Duration::from_secs(wait))),
+            on_doubt: match self.on_doubt {
+                DoubtName::Retry => OnDoubt::Retry,
+                DoubtName::Block => OnDoubt::Block,
+            },
+            max_request_body: self.max_body,
+            max_response_body: self.max_body,
+            ..self.profile.policy()
+        }
+    }
+
+    fn gate<S: ReceiptsSeam>(&self, store: S) -> Result<Gate<S>, Fault> {
+        let file = self.routes.as_deref().map(RoutesFile::read).transpose()?.unwrap_or_default();
+        let (policy, routes) = file.policies(&self.policy())?;
+        let mut gate = Gate::new(store).secret(self.secret.as_bytes()).policy(policy.clone())?;
+        for (prefix, policy) in routes {
+            gate = gate.route(&prefix, policy)?;
+        }
+        for prefix in &self.require {
+            let policy = policy.clone();
+            gate = gate.route(prefix, Policy { required: policy.methods.clone(), ..policy })?;
+        }
+        if self.unscoped {
+            return Ok(gate.unscoped());
+        }
+        let (principal, tenant) = (self.principal_header.clone(), self.tenant_header.clone());
+        let anonymous = self.anonymous;
+        Ok(gate.scope(move |request| {
+            let value = |name: &str| text(&request.headers, name);
+            let tenant = tenant.as_deref().map(value).unwrap_or_default();
+            let caller = Caller { tenant, principal: value(&principal) };
+            Some(caller).filter(|caller| anonymous || !caller.principal.is_empty())
+        }))
+    }
+}
+
+/// All values of a header; what is no text is told apart by its bytes.
+fn text(headers: &HeaderMap, name: &str) -> String {
+    let values = headers.get_all(name).iter().map(|value| value.as_bytes().escape_ascii().to_string());
+    values.collect::<Vec<_>>().join("\n")
+}
+
+pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
+    if args.store == "memory" {
+        tracing::warn!(
+            "receipts are kept in memory: a restart forgets them, and other gates do not see them"
+        );
+    }
+    if args.secret.is_empty() {
+        tracing::warn!("without --secret, whoever reads the database can try out keys");
+    }
+    let upstream = Upstream::new(&args.upstream, Duration::from_secs(args.timeout))?;
+    let receipts = Receipts::open(&args.store, &args.schema, 256 << 20).await?;
+    let listener = bind(args.listen).await?;
+    if let Some(address) = args.health {
+        let health = bind(address).await?;
+        tokio::spawn(async move { axum::serve(health, health_router()).await });
+    }
+    eprintln!("gate listens on http://{} for {}", listener.local_addr()?, args.upstream);
+    let stop = CancellationToken::new();
+    with_store!(receipts, store => {
+        let gate = args.gate(store)?;
+        let (sweeping, draining, over) = (gate.clone(), gate.clone(), stop.clone());
+        tokio::spawn(async move {
+            sweeping.sweep(Duration::from_secs(60), over.cancelled_owned()).await;
+        });
+        let router = Router::new().fallback_service(gate.layer(upstream)).layer(from_fn(refuse_ambiguous));
+        axum::serve(listener, router).with_graceful_shutdown(stopped()).await?;
+        // Requests whose client has gone run on.
+        if tokio::time::timeout(Duration::from_secs(args.timeout), draining.drained()).await.is_err() {
+            tracing::warn!("requests were still running; their keys are free when their leases are over");
+        }
+    });
+    stop.cancel();
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, Fault> {
+    let failed = |error| Fault::new(Class::Config, format!("cannot listen on {address}: {error}"));
+    TcpListener::bind(address).await.map_err(failed)
+}
+
+fn health_router() -> Router {
+    Router::new().route("/livez", get(|| async { "alive\n" })).route("/readyz", get(|| async { "ready\n" }))
+}
+
+/// A request whose end two parsers could see in two places goes no further.
+async fn refuse_ambiguous(request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let lengths = headers.get_all(CONTENT_LENGTH).iter().count();
+    let codings: Vec<_> = headers.get_all(TRANSFER_ENCODING).iter().collect();
+    let is_plainly_chunked = match codings.as_slice() {
+        [] => true,
+        [coding] => coding.as_bytes().eq_ignore_ascii_case(b"chunked"),
+        _ => false,
+    };
+    if lengths > 1 || (lengths > 0 && !codings.is_empty()) || !is_plainly_chunked {
+        let close = [("connection", "close")];
+        return (StatusCode::BAD_REQUEST, close, "the end of the request is ambiguous\n").into_response();
+    }
+    next.run(request).await
+}
+
+/// SIGTERM or Ctrl-C: what runs is finished, nobody else comes in.
+pub(super) async fn stopped() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}

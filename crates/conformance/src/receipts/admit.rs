@@ -1,0 +1,158 @@
+//! Who may run a request.
+
+use std::sync::Arc;
+
+use oncebox_core::gate::{Admission, AdmitRequest, Receipts as _};
+use tokio::task::JoinSet;
+
+use super::ReceiptsFixture;
+use super::steps::{LEASE, TTL, admitted, at, is_fenced, of_another, reply, request, seconds, told};
+
+pub async fn the_first_request_is_admitted_and_a_copy_waits_for_it<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+
+    let pass = admitted(&store, &request("a", "body"), 0).await;
+
+    assert_eq!(told(&store, 10).await, Admission::InFlight { left: seconds(LEASE - 10) });
+    store.seal(&pass, &reply("done")).await.unwrap();
+    assert_eq!(told(&store, 10).await, Admission::Replay(reply("done")));
+}
+
+pub async fn another_request_under_the_key_is_refused_wherever_the_first_one_stands<F: ReceiptsFixture>(
+    fixture: Arc<F>,
+) {
+    let store = fixture.store();
+    let other = async |second| store.admit(&request("a", "other"), at(second)).await.unwrap();
+
+    let pass = admitted(&store, &request("a", "body"), 0).await;
+    assert_eq!(other(1).await, Admission::Mismatch, "in flight");
+    assert_eq!(other(LEASE).await, Admission::Mismatch, "its lease is over");
+    store.seal(&pass, &reply("done")).await.unwrap();
+    assert_eq!(other(1).await, Admission::Mismatch, "sealed");
+
+    assert_eq!(told(&store, 2).await, Admission::Replay(reply("done")), "the first one is unharmed");
+}
+
+pub async fn scopes_and_keys_are_apart<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+
+    for request in [request("a", "body"), of_another(request("a", "body")), request("b", "body")] {
+        let pass = admitted(&store, &request, 0).await;
+        store.seal(&pass, &reply(&format!("{}", pass.token))).await.unwrap();
+    }
+
+    let first = store.admit(&of_another(request("a", "body")), at(1)).await.unwrap();
+    assert_ne!(first, told(&store, 1).await);
+}
+
+pub async fn a_lease_that_is_over_lets_the_same_request_in_again<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    admitted(&store, &request("a", "body"), 0).await;
+
+    assert!(matches!(told(&store, LEASE - 1).await, Admission::InFlight { .. }));
+    let pass = admitted(&store, &request("a", "body"), LEASE).await;
+
+    assert_eq!(told(&store, LEASE + 1).await, Admission::InFlight { left: seconds(LEASE - 1) });
+    store.seal(&pass, &reply("done")).await.unwrap();
+    assert_eq!(told(&store, LEASE + 1).await, Admission::Replay(reply("done")));
+}
+
+pub async fn whoever_lost_the_lease_can_neither_seal_nor_withdraw_nor_doubt<F: ReceiptsFixture>(
+    fixture: Arc<F>,
+) {
+    let store = fixture.store();
+    let lost = admitted(&store, &request("a", "body"), 0).await;
+    let held = admitted(&store, &request("a", "body"), LEASE).await;
+
+    assert!(is_fenced(&store.seal(&lost, &reply("stale")).await));
+    store.withdraw(&lost).await.unwrap();
+    store.doubt(&lost).await.unwrap();
+    assert_eq!(store.prolong(&[lost, held], seconds(LEASE), at(LEASE)).await.unwrap(), [false, true]);
+
+    assert!(matches!(told(&store, LEASE + 1).await, Admission::InFlight { .. }));
+    store.seal(&held, &reply("done")).await.unwrap();
+    assert!(is_fenced(&store.seal(&lost, &reply("stale")).await));
+    assert_eq!(told(&store, LEASE + 1).await, Admission::Replay(reply("done")));
+}
+
+pub async fn a_receipt_is_forgotten_when_its_time_is_over<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let pass = admitted(&store, &request("a", "body"), 0).await;
+    store.seal(&pass, &reply("done")).await.unwrap();
+
+    assert_eq!(told(&store, TTL - 1).await, Admission::Replay(reply("done")));
+    let pass = admitted(&store, &request("a", "other"), TTL).await;
+
+    assert!(matches!(told(&store, TTL).await, Admission::Mismatch), "now it is another one's");
+    store.seal(&pass, &reply("anew")).await.unwrap();
+}
+
+pub async fn a_run_that_outlives_its_receipt_is_not_run_again_beside_itself<F: ReceiptsFixture>(
+    fixture: Arc<F>,
+) {
+    let store = fixture.store();
+    let short = AdmitRequest { ttl: seconds(10), ..request("a", "body") };
+    let pass = admitted(&store, &short, 0).await;
+
+    assert_eq!(told(&store, 20).await, Admission::InFlight { left: seconds(LEASE - 20) });
+    assert_eq!(store.forget(100, at(20)).await.unwrap(), 0);
+    store.seal(&pass, &reply("late")).await.unwrap();
+
+    assert!(matches!(told(&store, 20).await, Admission::Proceed(_)), "and then it is forgotten");
+}
+
+pub async fn replays_do_not_keep_a_receipt_unless_that_is_wanted<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    for name in ["a", "b"] {
+        let pass = admitted(&store, &request(name, "body"), 0).await;
+        store.seal(&pass, &reply(name)).await.unwrap();
+    }
+    let sliding = AdmitRequest { sliding: true, ..request("b", "body") };
+
+    told(&store, TTL / 2).await;
+    assert_eq!(store.admit(&sliding, at(TTL / 2)).await.unwrap(), Admission::Replay(reply("b")));
+
+    assert!(matches!(told(&store, TTL + 1).await, Admission::Proceed(_)));
+    let again = store.admit(&request("b", "body"), at(TTL + 1)).await.unwrap();
+    assert_eq!(again, Admission::Replay(reply("b")));
+}
+
+/// Admits the request many times at once; tells how often it was let in.
+async fn race<F: ReceiptsFixture>(fixture: &Arc<F>, second: i64) -> usize {
+    let mut clients = JoinSet::new();
+    for _ in 0..16 {
+        let store = fixture.store();
+        clients.spawn(async move {
+            match store.admit(&request("a", "body"), at(second)).await.unwrap() {
+                Admission::Proceed(_) => true,
+                Admission::InFlight { .. } => false,
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+    clients.join_all().await.into_iter().filter(|is_admitted| *is_admitted).count()
+}
+
+pub async fn of_many_at_once_one_is_admitted<F: ReceiptsFixture>(fixture: Arc<F>) {
+    assert_eq!(race(&fixture, 0).await, 1);
+}
+
+pub async fn of_many_at_once_one_inherits_a_dead_request<F: ReceiptsFixture>(fixture: Arc<F>) {
+    admitted(&fixture.store(), &request("a", "body"), 0).await;
+
+    assert_eq!(race(&fixture, LEASE).await, 1);
+}
+
+pub async fn a_look_writes_nothing<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let look = async |second| store.peek(&request("a", "body"), at(second)).await.unwrap();
+
+    assert_eq!(look(0).await, None);
+    let pass = admitted(&store, &request("a", "body"), 0).await;
+    assert_eq!(look(10).await, Some(Admission::InFlight { left: seconds(LEASE - 10) }));
+    assert_eq!(look(LEASE).await, None, "it would be admitted");
+    assert_eq!(store.peek(&request("a", "other"), at(1)).await.unwrap(), Some(Admission::Mismatch));
+    store.seal(&pass, &reply("done")).await.unwrap();
+    assert_eq!(look(LEASE).await, Some(Admission::Replay(reply("done"))));
+    assert_eq!(look(TTL).await, None);
+}

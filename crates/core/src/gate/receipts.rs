@@ -1,0 +1,93 @@
+//! The gate's seam to the database.
+
+use std::future::Future;
+use std::time::Duration;
+
+use super::receipt::{Admission, AdmitRequest, Pass};
+use super::reply::Reply;
+use crate::error::Result;
+use crate::store::Store;
+use crate::timestamp::Timestamp;
+
+/// Keeps receipts. `now` is as everywhere: `None` is the database's clock.
+pub trait Receipts: Store {
+    /// Admits a request, or tells what became of the one before it, as
+    /// [`judge`](super::receipt::judge) has it. Durable when it returns.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`](crate::Kind::Busy) if a transaction that is about to
+    /// decide the key takes longer than the lock timeout.
+    fn admit(
+        &self,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Admission>> + Send;
+
+    /// As [`admit`](Self::admit), in the caller's transaction: until it commits, nobody else is admitted.
+    ///
+    /// # Errors
+    /// As there.
+    fn admit_in(
+        &self,
+        tx: &mut Self::Tx,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Admission>> + Send;
+
+    /// What a request would be told, without writing anything; `None` if it would be admitted.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn peek(
+        &self,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Option<Admission>>> + Send;
+
+    /// Keeps leases; tells for each pass whether it is still good.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn prolong(
+        &self,
+        passes: &[Pass],
+        lease: Duration,
+        now: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Vec<bool>>> + Send;
+
+    /// Keeps the reply. Sealing again with the same pass changes nothing.
+    ///
+    /// # Errors
+    /// [`Kind::Fenced`](crate::Kind::Fenced) if somebody else was admitted
+    /// since, or the receipt is gone.
+    fn seal(&self, pass: &Pass, reply: &Reply) -> impl Future<Output = Result<()>> + Send;
+
+    /// As [`seal`](Self::seal), in the caller's transaction.
+    ///
+    /// # Errors
+    /// As there.
+    fn seal_in(
+        &self,
+        tx: &mut Self::Tx,
+        pass: &Pass,
+        reply: &Reply,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Forgets that the request was admitted: it had no effect. A pass that is no longer good changes nothing.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn withdraw(&self, pass: &Pass) -> impl Future<Output = Result<()>> + Send;
+
+    /// Notes that nobody knows whether the request took effect. A pass that is no longer good changes nothing.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn doubt(&self, pass: &Pass) -> impl Future<Output = Result<()>> + Send;
+
+    /// Deletes receipts whose time is over, at most `limit`; tells how many.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn forget(&self, limit: usize, now: Option<Timestamp>) -> impl Future<Output = Result<usize>> + Send;
+}

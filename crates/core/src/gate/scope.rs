@@ -1,0 +1,115 @@
+//! Whose keys: two callers who choose the same key never meet.
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+use super::key::RequestKey;
+use super::receipt::ReceiptKey;
+
+/// Who a request comes from, as the service knows it: never what the client says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Caller {
+    /// The tenant; empty where there is only one.
+    pub tenant: String,
+    /// The authenticated user or client; empty where anybody may call.
+    pub principal: String,
+}
+
+/// Makes receipt keys, with a secret that is not in the database.
+#[derive(Clone)]
+pub struct KeyMaker(Hmac<Sha256>);
+
+impl KeyMaker {
+    /// The same secret always makes the same keys; another one forgets all receipts.
+    #[must_use]
+    pub fn new(secret: &[u8]) -> Self {
+        // Any length is taken, so the other arm cannot happen.
+        Self(
+            Hmac::new_from_slice(secret)
+                .unwrap_or_else(|_| Hmac::new(&hmac::digest::Key::<Hmac<Sha256>>::default())),
+        )
+    }
+
+    /// What the receipt of this caller's key is found by. `route` keeps the
+    /// keys of several routes apart; empty if they are shared.
+    #[must_use]
+    pub fn make(&self, caller: &Caller, route: &str, key: &RequestKey) -> ReceiptKey {
+        ReceiptKey {
+            scope: self.hash(&[b"scope", caller.tenant.as_bytes(), caller.principal.as_bytes()]),
+            key: self.hash(&[
+                b"key",
+                caller.tenant.as_bytes(),
+                caller.principal.as_bytes(),
+                route.as_bytes(),
+                key.as_str().as_bytes(),
+            ]),
+        }
+    }
+
+    /// A key for a call that the request causes elsewhere: stable, so that a
+    /// second run sends it again, and not the client's own, whose scope ends here.
+    #[must_use]
+    pub fn derive(&self, key: &ReceiptKey, purpose: &str) -> String {
+        let hash = self.hash(&[b"derived", &key.scope, &key.key, purpose.as_bytes()]);
+        hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Lengths go first: no text can look like two.
+    fn hash(&self, parts: &[&[u8]]) -> [u8; 32] {
+        let mut mac = self.0.clone();
+        for part in parts {
+            mac.update(&(part.len() as u64).to_be_bytes());
+            mac.update(part);
+        }
+        mac.finalize().into_bytes().into()
+    }
+}
+
+impl std::fmt::Debug for KeyMaker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("KeyMaker")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::key::KeySyntax;
+
+    fn key(text: &str) -> RequestKey {
+        RequestKey::parse([text.as_bytes()], KeySyntax::Lenient).unwrap().unwrap()
+    }
+
+    fn caller(tenant: &str, principal: &str) -> Caller {
+        Caller { tenant: tenant.into(), principal: principal.into() }
+    }
+
+    #[test]
+    fn callers_routes_keys_and_secrets_are_apart() {
+        let maker = KeyMaker::new(b"secret");
+        let keys = [
+            maker.make(&caller("a", "b"), "", &key("k")),
+            maker.make(&caller("ab", ""), "", &key("k")),
+            maker.make(&caller("", "ab"), "", &key("k")),
+            maker.make(&caller("a", "c"), "", &key("k")),
+            maker.make(&caller("a", "b"), "/orders", &key("k")),
+            maker.make(&caller("a", "b"), "", &key("K")),
+            KeyMaker::new(b"other").make(&caller("a", "b"), "", &key("k")),
+        ];
+        let distinct: std::collections::HashSet<[u8; 32]> = keys.iter().map(|key| key.key).collect();
+
+        assert_eq!(distinct.len(), keys.len());
+        assert_eq!(keys[0], maker.make(&caller("a", "b"), "", &key("k")));
+        assert_eq!(keys[0].scope, keys[5].scope);
+    }
+
+    #[test]
+    fn a_derived_key_is_stable_and_tells_nothing_of_the_clients_key() {
+        let maker = KeyMaker::new(b"secret");
+        let receipt = maker.make(&caller("a", "b"), "", &key("k"));
+
+        assert_eq!(maker.derive(&receipt, "charge"), maker.derive(&receipt, "charge"));
+        assert_ne!(maker.derive(&receipt, "charge"), maker.derive(&receipt, "ship"));
+        assert_eq!(maker.derive(&receipt, "charge").len(), 32);
+    }
+}

@@ -1,0 +1,68 @@
+//! What a request hands on to the messages that are put while it runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::HeaderMap;
+use oncebox_core::Envelope;
+
+use crate::service::IdempotencyKey;
+
+tokio::task_local! {
+    /// The request that this task handles.
+    static CURRENT: Current;
+}
+
+#[derive(Clone)]
+pub(crate) struct Current {
+    key: IdempotencyKey,
+    correlation: Option<String>,
+    traceparent: Option<String>,
+    /// Messages so far: a second run puts them in the same order.
+    messages: Arc<AtomicUsize>,
+}
+
+impl Current {
+    pub(crate) fn of(key: &IdempotencyKey, headers: &HeaderMap) -> Self {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        Self {
+            key: key.clone(),
+            correlation: text("x-correlation-id"),
+            traceparent: text("traceparent"),
+            messages: Arc::default(),
+        }
+    }
+
+    /// Runs a handler as this request.
+    pub(crate) async fn run<F: Future>(self, handler: F) -> F::Output {
+        CURRENT.scope(self, handler).await
+    }
+}
+
+/// Fills in what an envelope does not say itself, from the request that is being
+/// handled: its correlation id (the header `X-Correlation-Id`, else one derived
+/// from the key), its trace, and a key of the message's own, the same whenever
+/// this request runs and puts its messages in the same order. For [`Outbox::enrich`]; outside of a request it does nothing.
+///
+/// ```
+/// # use oncebox_core::Envelope;
+/// let mut envelope = Envelope::default();
+/// oncebox_gate::carry(&mut envelope);
+/// assert_eq!(envelope.correlation_id, None);
+/// ```
+///
+/// [`Outbox::enrich`]: https://docs.rs/oncebox/latest/oncebox/struct.Outbox.html#method.enrich
+pub fn carry(envelope: &mut Envelope) {
+    CURRENT
+        .try_with(|current| {
+            let Current { key, correlation, traceparent, messages } = current;
+            let derived = || key.derive("correlation");
+            envelope.correlation_id.get_or_insert_with(|| correlation.clone().unwrap_or_else(derived));
+            let purpose = format!("message {} {}", messages.fetch_add(1, Ordering::Relaxed), envelope.kind);
+            envelope.idempotency_key.get_or_insert_with(|| key.derive(&purpose));
+            if envelope.traceparent.is_none() {
+                envelope.traceparent.clone_from(traceparent);
+            }
+        })
+        .ok();
+}

@@ -1,0 +1,265 @@
+//! One admitted request, from its pass to its sealed reply. It runs in a task
+//! of its own: a client that hangs up ends its connection, not the request.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt as _;
+use http::response::Parts;
+use http::{HeaderMap, Response};
+use http_body::Body;
+use http_body_util::BodyExt as _;
+use oncebox_core::gate::{OnDoubt, Pass, Receipts, Reply};
+use oncebox_core::{Error, Kind};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use crate::answer::{Problem, STORE};
+use crate::body::{self, BoxError, GateBody, Parcel, Piece};
+use crate::gate::{Inner, Running};
+use crate::policy::Policy;
+use crate::record;
+use crate::telemetry;
+
+/// Pieces of a body on their way to a client that reads slowly.
+const UNDER_WAY: usize = 8;
+/// How long a client waits for the store to keep the reply that is there already.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Waits between attempts to seal while the store is down.
+const AGAIN: [Duration; 6] = [
+    Duration::from_millis(100),
+    Duration::from_millis(500),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+    Duration::from_secs(15),
+    Duration::from_secs(30),
+];
+
+/// In the extensions of a reply: nobody knows whether the request took effect.
+#[derive(Clone, Copy, Debug)]
+pub struct Doubt;
+
+pub(crate) struct Flight<S: Receipts> {
+    gate: Arc<Inner<S>>,
+    policy: Arc<Policy>,
+    pass: Pass,
+    /// Dropped after the lease is forgotten: whoever looks again then finds it so.
+    _running: Running<S>,
+}
+
+/// However a flight ends, its lease is no longer renewed.
+impl<S: Receipts> Drop for Flight<S> {
+    fn drop(&mut self) {
+        self.gate.heart.forget(&self.pass);
+    }
+}
+
+impl<S: Receipts> Flight<S> {
+    pub(crate) fn begin(gate: Arc<Inner<S>>, policy: Arc<Policy>, pass: Pass) -> Self {
+        gate.keep(pass, policy.lease);
+        let running = Running::begin(&gate);
+        Self { gate, policy, pass, _running: running }
+    }
+
+    /// Runs the request to its end, whoever still listens.
+    pub(crate) async fn run<B, E>(
+        self,
+        call: impl Future<Output = Result<Response<B>, E>> + Send,
+    ) -> Result<Response<GateBody>, E>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        match AssertUnwindSafe(call).catch_unwind().await {
+            Ok(Ok(response)) => Ok(self.land(response).await),
+            Ok(Err(error)) => {
+                self.break_off().await;
+                Err(error)
+            }
+            Err(_panic) => {
+                self.break_off().await;
+                Ok(Problem::Panicked.answer(&self.policy))
+            }
+        }
+    }
+
+    /// The handler did not come to its end. What it did before, nobody knows.
+    async fn break_off(&self) {
+        match self.policy.on_doubt {
+            OnDoubt::Retry => self.withdraw().await,
+            OnDoubt::Block => self.doubt().await,
+        }
+    }
+
+    async fn withdraw(&self) {
+        if let Err(error) = self.gate.store.withdraw(&self.pass).await {
+            tracing::warn!(error = %error.chain(), "a key could not be freed; it is when its lease is over");
+        }
+    }
+
+    async fn land<B>(self, response: Response<B>) -> Response<GateBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let (mut parts, body) = response.into_parts();
+        if parts.extensions.remove::<Doubt>().is_some() {
+            self.doubt().await;
+            return Response::from_parts(parts, body::other(body));
+        }
+        if record::is_endless(&parts) {
+            tracing::warn!("a reply without an end cannot be kept; its key is free again");
+            telemetry::bypassed();
+            self.withdraw().await;
+            return Response::from_parts(parts, body::other(body));
+        }
+        let may_be_kept = record::is_grpc(&parts.headers) || record::is_kept(&parts, None, &self.policy);
+        if !may_be_kept {
+            self.withdraw().await;
+            parts.headers.remove(STORE);
+            return Response::from_parts(parts, body::other(body));
+        }
+        let is_short =
+            body.size_hint().exact().is_some_and(|size| size <= self.policy.max_response_body as u64);
+        if is_short { self.collect(parts, body).await } else { self.tee(parts, body) }
+    }
+
+    /// The client gets its reply when it is kept.
+    async fn collect<B>(self, mut parts: Parts, body: B) -> Response<GateBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let collected = tokio::time::timeout(self.policy.stall, body.collect()).await;
+        let Some(collected) = collected.ok().and_then(Result::ok) else {
+            // It has run, and what it did nobody knows.
+            self.doubt().await;
+            return Problem::ReplyBroken.answer(&self.policy);
+        };
+        let trailers = collected.trailers().cloned();
+        let data = collected.to_bytes();
+        self.end(&parts, Some(&data), trailers.as_ref()).await;
+        parts.headers.remove(STORE);
+        Response::from_parts(parts, body::whole(data, trailers))
+    }
+
+    /// The client gets each piece as it comes, but for the last one: that it
+    /// gets when all of it is kept.
+    fn tee<B>(self, mut parts: Parts, body: B) -> Response<GateBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let (client, pieces) = mpsc::unbounded_channel();
+        let head = Response::from_parts(parts.clone(), ()).into_parts().0;
+        tokio::spawn(self.pump(head, Box::pin(body), client));
+        parts.headers.remove(STORE);
+        Response::from_parts(parts, body::handed(pieces))
+    }
+
+    async fn pump<B>(
+        self,
+        parts: Parts,
+        mut body: std::pin::Pin<Box<B>>,
+        client: mpsc::UnboundedSender<Parcel>,
+    ) where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let (mut copy, room) = (Some(BytesMut::new()), Arc::new(Semaphore::new(UNDER_WAY)));
+        let (mut trailers, mut last) = (None, None);
+        while let Some(piece) = next_piece(&mut body, self.policy.stall).await {
+            let frame = match piece {
+                Ok(frame) => frame,
+                Err(error) => {
+                    self.doubt().await;
+                    client.send((Some(Err(error)), None)).ok();
+                    return;
+                }
+            };
+            if let Some(data) = frame.data_ref() {
+                let is_room = |copy: &BytesMut| copy.len() + data.len() <= self.policy.max_response_body;
+                copy = copy.filter(is_room);
+                if let Some(copy) = &mut copy {
+                    copy.extend_from_slice(data);
+                }
+            }
+            if let Some(all) = frame.trailers_ref() {
+                trailers = Some(all.clone());
+            }
+            let Some(before) = last.replace(frame) else { continue };
+            // What is kept anyway need not wait for the client to read; a client that is gone misses it.
+            let place = match &copy {
+                Some(_) => Some(None),
+                None => place(&room, self.policy.stall).await.map(Some),
+            };
+            let is_sent = place.is_some_and(|place| client.send((Some(Ok(before)), place)).is_ok());
+            // Nobody reads it and nobody keeps it: there may be no end.
+            if !is_sent && copy.is_none() {
+                break;
+            }
+        }
+        let copy = copy.map(BytesMut::freeze);
+        self.end(&parts, copy.as_ref(), trailers.as_ref()).await;
+        if let Some(last) = last {
+            client.send((Some(Ok(last)), None)).ok();
+        }
+        client.send((None, None)).ok();
+    }
+
+    async fn doubt(&self) {
+        if let Err(error) = self.gate.store.doubt(&self.pass).await {
+            tracing::warn!(error = %error.chain(), "an unknown outcome could not be noted");
+        }
+    }
+
+    /// Keeps the reply, or frees the key if it is none to keep.
+    async fn end(self, parts: &Parts, body: Option<&Bytes>, trailers: Option<&HeaderMap>) {
+        if !record::is_kept(parts, trailers, &self.policy) {
+            return self.withdraw().await;
+        }
+        let reply = record::reply(parts, body.map(|body| body.to_vec()), trailers);
+        let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
+        let sealed = tokio::time::timeout(PATIENCE, self.gate.store.seal(&self.pass, &reply)).await;
+        match sealed.unwrap_or_else(late) {
+            Ok(()) => {}
+            Err(error) if error.kind() == Kind::Fenced => {
+                tracing::warn!("a request took longer than its lease, and was admitted once more");
+            }
+            Err(error) => {
+                tracing::warn!(error = %error.chain(), "a reply could not be kept yet");
+                tokio::spawn(self.seal_later(reply));
+            }
+        }
+    }
+
+    /// The client has its reply. As long as this goes on, copies are refused.
+    async fn seal_later(self, reply: Reply) {
+        for pause in AGAIN {
+            tokio::time::sleep(pause).await;
+            match self.gate.store.seal(&self.pass, &reply).await {
+                Err(error) if error.kind() != Kind::Fenced => {}
+                _ => return,
+            }
+        }
+        tracing::error!("a reply could not be kept; when the lease is over, the request may run again");
+    }
+}
+
+/// The next piece; one that does not come in time is an error.
+async fn next_piece<B>(body: &mut std::pin::Pin<Box<B>>, patience: Duration) -> Option<Piece>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    match tokio::time::timeout(patience, body.frame()).await {
+        Ok(piece) => piece.map(|piece| piece.map_err(Into::into)),
+        Err(_elapsed) => Some(Err("the reply stood still".into())),
+    }
+}
+
+/// Room on the way to a client, when it has read enough.
+async fn place(room: &Arc<Semaphore>, patience: Duration) -> Option<OwnedSemaphorePermit> {
+    tokio::time::timeout(patience, Arc::clone(room).acquire_owned()).await.ok()?.ok()
+}

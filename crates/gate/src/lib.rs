@@ -1,0 +1,48 @@
+//! HTTP `Idempotency-Key`: a request takes effect once, however often a client
+//! sends it, and every copy gets the reply of the first.
+//!
+//! [`Gate`] is a [`tower_layer::Layer`]. It goes behind authentication, since
+//! it must know whose key it sees:
+//!
+//! ```
+//! # use oncebox_gate::{Caller, Gate};
+//! # fn app<S: oncebox_core::gate::Receipts>(store: S) {
+//! let gate = Gate::new(store).scope(|request| {
+//!     let user = request.extensions.get::<String>()?;
+//!     Some(Caller { tenant: String::new(), principal: user.clone() })
+//! });
+//! # }
+//! ```
+//!
+//! # Layout, in reading order
+//!
+//! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options.
+//! - `service`: one request, from its key to its answer; `flight`: the run in between, which a client that
+//!   hangs up does not end.
+//! - `record`: what is kept of a reply; `answer`: what the gate itself says.
+//! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
+//! - `extract`: the same for axum. [`carry`]: what messages inherit from a request.
+
+mod answer;
+mod body;
+mod carry;
+pub mod claim;
+#[cfg(feature = "axum")]
+mod extract;
+mod flight;
+mod gate;
+pub mod keys;
+pub mod policy;
+mod record;
+mod service;
+mod telemetry;
+
+pub use answer::{Problem, REPLAYED};
+pub use body::GateBody;
+pub use carry::carry;
+pub use claim::{Claim, Claimed};
+pub use flight::Doubt;
+pub use gate::{Gate, GateBuilder};
+pub use oncebox_core::gate::{Caller, KeySyntax, OnDoubt, RequestKey};
+pub use policy::{InFlight, Policy, Profile, Store, Strategy};
+pub use service::{GateService, IdempotencyKey};

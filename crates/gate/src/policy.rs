@@ -1,0 +1,258 @@
+//! What a gate insists on, keeps and answers.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use oncebox_core::gate::{KeySyntax, OnDoubt};
+use oncebox_core::{Error, Kind, Result};
+
+/// Members of a JSON body that say nothing about what is asked for.
+const ATP_EXCLUDED: [&str; 7] =
+    ["correlationId", "traceId", "traceparent", "requestId", "timestamp", "requestedAt", "clientVersion"];
+
+/// A set of defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// As the IETF draft has it, and where it is silent, as most services do.
+    #[default]
+    Ietf,
+    /// Keys of the form `{tenant}:{app}:{unique}`, required; 409 for another
+    /// payload; only successes are kept, for as long as copies come.
+    Atp,
+}
+
+/// Which replies are kept. Whatever is not lets the next copy run again.
+#[derive(Clone, Default)]
+pub enum Store {
+    /// Successes, redirects, and refusals that would be the same again: not
+    /// those about credentials (401, 403, 407), time (408, 425, 429) or place (421).
+    #[default]
+    Final,
+    /// 2xx alone.
+    Success,
+    /// Everything, server errors too.
+    All,
+    /// What the function says.
+    Custom(Arc<dyn Fn(StatusCode) -> bool + Send + Sync>),
+}
+
+impl Store {
+    pub(crate) fn keeps(&self, status: StatusCode) -> bool {
+        match self {
+            Self::Final => {
+                let passing = [401, 403, 407, 408, 421, 425, 429];
+                !status.is_server_error() && !status.is_informational() && !passing.contains(&status.as_u16())
+            }
+            Self::Success => status.is_success(),
+            Self::All => true,
+            Self::Custom(keeps) => keeps(status),
+        }
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Final => "Final",
+            Self::Success => "Success",
+            Self::All => "All",
+            Self::Custom(_) => "Custom",
+        })
+    }
+}
+
+/// What a copy does while the first one runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InFlight {
+    /// It is refused with 409 and `Retry-After`.
+    #[default]
+    Refuse,
+    /// It waits for the reply, that long at most.
+    Wait(Duration),
+}
+
+/// What becomes of another request under a key that is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strategy {
+    /// It is refused.
+    #[default]
+    Strict,
+    /// As strict; and a key `content:` must be followed by the SHA-256 of the body.
+    ContentBased,
+    /// It runs, and its reply is kept in place of the first. Unsafe.
+    LastWriteWins,
+    /// It runs without protection, and its reply says so. Unsafe.
+    WarnButAllow,
+}
+
+/// The options of a gate.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// Methods that must have a key; none unless chosen.
+    pub required: Vec<Method>,
+    /// Methods whose keys count: POST, PATCH, PUT and DELETE.
+    pub methods: Vec<Method>,
+    /// How a key is written.
+    pub key_syntax: KeySyntax,
+    /// How long a run may take without a sign of life; it is renewed at a third of it. 30 s.
+    pub lease: Duration,
+    /// How long replies are kept. 24 h.
+    pub ttl: Duration,
+    /// Whether each copy keeps them for another `ttl`.
+    pub sliding: bool,
+    /// Which replies are kept.
+    pub store: Store,
+    /// What a copy does while the first one runs.
+    pub in_flight: InFlight,
+    /// What becomes of another request under the key.
+    pub strategy: Strategy,
+    /// Whether the last two strategies may be chosen.
+    pub allow_unsafe_strategies: bool,
+    /// What becomes of a request whose earlier run may or may not have taken effect.
+    pub on_doubt: OnDoubt,
+    /// Whether requests run unprotected while the store is down, instead of being refused.
+    pub fail_open: bool,
+    /// Whether JSON is compared byte by byte, too.
+    pub raw_fingerprint: bool,
+    /// Top-level members of a JSON body that are not compared.
+    pub excluded: Vec<String>,
+    /// Whether each route has keys of its own; otherwise one used for another route is refused.
+    pub key_per_route: bool,
+    /// How long a reply may stand still, at its source or on its way to the client. 60 s.
+    pub stall: Duration,
+    /// The largest request body. 1 MiB.
+    pub max_request_body: usize,
+    /// The largest reply body that is kept. 1 MiB.
+    pub max_response_body: usize,
+    /// The status for another request under a key: 422.
+    pub mismatch_status: StatusCode,
+    /// The status of a replayed success; the original one if there is none.
+    pub replay_status: Option<StatusCode>,
+    /// Where clients can read about all this; linked in refusals.
+    pub docs: Option<String>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self::of(Profile::Ietf)
+    }
+}
+
+impl Policy {
+    /// The options of a profile.
+    #[must_use]
+    pub fn of(profile: Profile) -> Self {
+        let ietf = Self {
+            required: Vec::new(),
+            methods: vec![Method::POST, Method::PATCH, Method::PUT, Method::DELETE],
+            key_syntax: KeySyntax::Lenient,
+            lease: Duration::from_secs(30),
+            ttl: Duration::from_secs(24 * 3600),
+            sliding: false,
+            store: Store::Final,
+            in_flight: InFlight::Refuse,
+            strategy: Strategy::Strict,
+            allow_unsafe_strategies: false,
+            on_doubt: OnDoubt::Retry,
+            fail_open: false,
+            raw_fingerprint: false,
+            excluded: Vec::new(),
+            key_per_route: false,
+            stall: Duration::from_secs(60),
+            max_request_body: 1 << 20,
+            max_response_body: 1 << 20,
+            mismatch_status: StatusCode::UNPROCESSABLE_ENTITY,
+            replay_status: None,
+            docs: None,
+        };
+        match profile {
+            Profile::Ietf => ietf,
+            Profile::Atp => Self {
+                required: vec![Method::POST, Method::PUT, Method::PATCH],
+                methods: vec![Method::POST, Method::PUT, Method::PATCH],
+                key_syntax: KeySyntax::Atp,
+                sliding: true,
+                store: Store::Success,
+                excluded: ATP_EXCLUDED.map(str::to_owned).to_vec(),
+                mismatch_status: StatusCode::CONFLICT,
+                replay_status: Some(StatusCode::OK),
+                ..ietf
+            },
+        }
+    }
+
+    /// # Errors
+    /// [`Kind::Config`] with what is unsafe or makes no sense.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |reason: &str| Err(Error::new(Kind::Config, format!("gate: {reason}")));
+        let is_unsafe = matches!(self.strategy, Strategy::LastWriteWins | Strategy::WarnButAllow);
+        if is_unsafe && !self.allow_unsafe_strategies {
+            return refuse(
+                "this strategy lets a request take effect twice; set allow_unsafe_strategies to have it",
+            );
+        }
+        if self.lease < Duration::from_secs(1) {
+            return refuse("a lease below 1 s would be over while a request runs");
+        }
+        if self.ttl <= self.lease {
+            return refuse("replies must be kept for longer than a run's lease");
+        }
+        if self.stall.is_zero() {
+            return refuse("a reply needs some time");
+        }
+        if self.max_request_body == 0 || self.max_response_body == 0 {
+            return refuse("bodies need some room");
+        }
+        let is_missing = |method: &&Method| !self.methods.contains(method);
+        if let Some(method) = self.required.iter().find(is_missing) {
+            return refuse(&format!("{method} requires a key, but its keys do not count"));
+        }
+        if let Some(safe) = self.methods.iter().find(|method| method.is_safe()) {
+            return refuse(&format!("{safe} changes nothing, and a replay of it would be an old answer"));
+        }
+        if !self.mismatch_status.is_client_error() {
+            return refuse("another request under a key is the client's error: mismatch_status must be 4xx");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn final_replies_are_kept_and_passing_ones_are_not() {
+        let kept = |status: u16| Store::Final.keeps(StatusCode::from_u16(status).unwrap());
+        assert!([200, 201, 204, 303, 400, 402, 404, 409, 410, 422].into_iter().all(kept));
+        assert!(![401, 403, 408, 425, 429, 500, 502, 503].into_iter().any(kept));
+        assert!(Store::All.keeps(StatusCode::INTERNAL_SERVER_ERROR));
+        assert!(!Store::Success.keeps(StatusCode::NOT_FOUND));
+    }
+
+    #[test]
+    fn profiles_are_safe_and_nonsense_is_refused() {
+        for profile in [Profile::Ietf, Profile::Atp] {
+            Policy::of(profile).check().unwrap();
+        }
+        let nonsense = [
+            Policy { strategy: Strategy::LastWriteWins, ..Policy::default() },
+            Policy { strategy: Strategy::WarnButAllow, ..Policy::default() },
+            Policy { lease: Duration::from_millis(10), ..Policy::default() },
+            Policy { ttl: Duration::from_secs(30), ..Policy::default() },
+            Policy { max_request_body: 0, ..Policy::default() },
+            Policy { max_response_body: 0, ..Policy::default() },
+            Policy { methods: vec![Method::GET], ..Policy::default() },
+            Policy { methods: vec![Method::POST], required: vec![Method::PUT], ..Policy::default() },
+            Policy { mismatch_status: StatusCode::OK, ..Policy::default() },
+        ];
+        for policy in nonsense {
+            assert_eq!(policy.check().unwrap_err().kind(), Kind::Config, "{policy:?}");
+        }
+        let bold =
+            Policy { allow_unsafe_strategies: true, strategy: Strategy::LastWriteWins, ..Policy::default() };
+        bold.check().unwrap();
+    }
+}

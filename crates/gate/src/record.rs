@@ -1,0 +1,186 @@
+//! What is kept of a reply, and how it is given again.
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use http::response::Parts;
+use http::{Response, StatusCode};
+use oncebox_core::gate::Reply;
+use oncebox_core::gate::reply::Fields;
+
+use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS, STORE};
+use crate::body::{self, GateBody};
+use crate::policy::Policy;
+use crate::telemetry;
+
+/// Never kept: what is meant for one connection, one user agent or one moment.
+const FORGOTTEN: [&str; 20] = [
+    "age",
+    "alt-svc",
+    "authentication-info",
+    "connection",
+    "content-length",
+    "date",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authentication-info",
+    "proxy-connection",
+    "server-timing",
+    "set-cookie",
+    "te",
+    "trailer",
+    "traceparent",
+    "tracestate",
+    "transfer-encoding",
+    "upgrade",
+    "www-authenticate",
+    "x-request-id",
+];
+
+fn is_forgotten(name: &HeaderName, named: &[String]) -> bool {
+    let ours = [REPLAYED, STATUS, CONFLICT, STORE];
+    FORGOTTEN.contains(&name.as_str())
+        // Which origin may read a reply depends on who asks now.
+        || name.as_str().starts_with("access-control-")
+        || ours.contains(name)
+        || named.iter().any(|forgotten| name.as_str().eq_ignore_ascii_case(forgotten))
+}
+
+fn kept(headers: &HeaderMap) -> Fields {
+    let connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let named: Vec<String> =
+        connection.flat_map(|value| value.split(',')).map(|name| name.trim().to_owned()).collect();
+    let fields = headers.iter().filter(|(name, _)| !is_forgotten(name, &named));
+    fields.map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect()
+}
+
+/// The reply of a whole response; without `body` it was too large.
+pub(crate) fn reply(parts: &Parts, body: Option<Vec<u8>>, trailers: Option<&HeaderMap>) -> Reply {
+    Reply {
+        status: parts.status.as_u16(),
+        headers: kept(&parts.headers),
+        body,
+        trailers: trailers.map(kept).unwrap_or_default(),
+    }
+}
+
+fn map(fields: &Fields) -> HeaderMap {
+    let mut map = HeaderMap::with_capacity(fields.len());
+    for (name, value) in fields {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name.as_str()), HeaderValue::from_bytes(value)) {
+            map.append(name, value);
+        }
+    }
+    map
+}
+
+/// The reply once more.
+pub(crate) fn replay(reply: Reply, policy: &Policy) -> Response<GateBody> {
+    let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::OK);
+    let Some(body) = reply.body else {
+        let location = reply.headers.iter().find(|(name, _)| name == LOCATION.as_str());
+        let location = location.map(|(_, value)| value.clone());
+        return Problem::NotRetained { status: reply.status, location }.answer(policy);
+    };
+    let trailers = Some(map(&reply.trailers)).filter(|trailers| !trailers.is_empty());
+    let mut response = Response::new(body::whole(Bytes::from(body), trailers));
+    *response.status_mut() = policy.replay_status.filter(|_| status.is_success()).unwrap_or(status);
+    let headers = response.headers_mut();
+    *headers = map(&reply.headers);
+    headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    telemetry::replayed();
+    response
+}
+
+fn starts_with(headers: &HeaderMap, prefix: &str) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.trim_start().to_ascii_lowercase().starts_with(prefix)
+}
+
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    starts_with(headers, "application/grpc")
+}
+
+/// A reply that has no end, or is none: nothing that could be given again.
+pub(crate) fn is_endless(parts: &Parts) -> bool {
+    parts.status.is_informational() || starts_with(&parts.headers, "text/event-stream")
+}
+
+/// Whether a reply is kept. gRPC says how it went in `grpc-status`, after the
+/// body or, without one, in the headers; its HTTP status is always 200.
+pub(crate) fn is_kept(parts: &Parts, trailers: Option<&HeaderMap>, policy: &Policy) -> bool {
+    /// OK, invalid argument, not found, already exists, failed precondition, out of range, unimplemented.
+    const FINAL: [&[u8]; 7] = [b"0", b"3", b"5", b"6", b"9", b"11", b"12"];
+    match parts.headers.get(STORE).map(HeaderValue::as_bytes) {
+        Some(b"yes") => return true,
+        Some(b"no") => return false,
+        _ => {}
+    }
+    if !is_grpc(&parts.headers) {
+        return policy.store.keeps(parts.status);
+    }
+    let status = parts.headers.get("grpc-status").or_else(|| trailers.and_then(|all| all.get("grpc-status")));
+    status.is_some_and(|status| FINAL.contains(&status.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(status: u16, headers: &[(&str, &str)]) -> Parts {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, *value);
+        }
+        response.body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn what_is_meant_for_one_connection_or_user_is_not_kept() {
+        let parts = parts(
+            201,
+            &[
+                ("location", "/orders/1"),
+                ("set-cookie", "session=1"),
+                ("date", "today"),
+                ("link", "</a>"),
+                ("connection", "close, X-Private"),
+                ("x-private", "1"),
+                ("transfer-encoding", "chunked"),
+                ("access-control-allow-origin", "https://a"),
+                ("idempotent-replayed", "true"),
+                ("link", "</b>"),
+            ],
+        );
+        let kept = reply(&parts, Some(Vec::new()), None).headers;
+
+        assert_eq!(
+            kept,
+            [("location", "/orders/1"), ("link", "</a>"), ("link", "</b>")]
+                .map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec()))
+        );
+    }
+
+    #[test]
+    fn grpc_is_judged_by_its_own_status() {
+        let policy = Policy::default();
+        let grpc = parts(200, &[("content-type", "application/grpc+proto")]);
+        let trailers = |status: &'static str| {
+            HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static(status))])
+        };
+
+        assert!(is_kept(&grpc, Some(&trailers("0")), &policy));
+        assert!(is_kept(&grpc, Some(&trailers("5")), &policy));
+        assert!(!is_kept(&grpc, Some(&trailers("14")), &policy));
+        assert!(!is_kept(&grpc, None, &policy), "cut off");
+        let only = parts(200, &[("content-type", "application/grpc"), ("grpc-status", "3")]);
+        assert!(is_kept(&only, None, &policy));
+    }
+
+    #[test]
+    fn a_handler_has_the_last_word() {
+        let policy = Policy::default();
+        assert!(is_kept(&parts(503, &[("idempotency-store", "yes")]), None, &policy));
+        assert!(!is_kept(&parts(201, &[("idempotency-store", "no")]), None, &policy));
+    }
+}

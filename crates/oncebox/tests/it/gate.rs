@@ -1,0 +1,272 @@
+//! The layer around a service of axum: keys that are claimed in the handler's
+//! own transaction, and stores that are down.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::http::{Request, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::post;
+use oncebox::gate::{Claimed, Gate, IdempotencyKey, Policy, Receipts};
+use oncebox::stores::postgres::PostgresStore;
+use oncebox::{Envelope, Mailbox, Outbox};
+use oncebox_conformance::run::on_store;
+use oncebox_conformance::sample::{Posted, SOURCE};
+use oncebox_conformance::{Entry, MemoryFixture, StoreFixture};
+use sqlx::PgPool;
+use tower_service::Service as _;
+
+use crate::conformance::postgres::PostgresFixture;
+use crate::conformance::sqlite::SqliteFixture;
+
+/// What a handler does after its writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Seals,
+    /// Seals a reply that is not kept.
+    Fails,
+    Panics,
+    /// Answers without sealing.
+    Forgets,
+}
+
+struct Service<F> {
+    fixture: Arc<F>,
+    runs: AtomicUsize,
+    ending: Ending,
+}
+
+async fn place<F>(State(service): State<Arc<Service<F>>>, mut tx: Claimed<F::Store>) -> Response
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let run = service.runs.fetch_add(1, Ordering::SeqCst) + 1;
+    let id = run.to_string();
+    let effect = Entry { handler: "gate".into(), id, key: None, sequence: 1, amount: 1 };
+    service.fixture.effect(&mut tx, &effect).await.unwrap();
+    let outbox = Outbox::new(service.fixture.store()).source(SOURCE);
+    outbox.put(&mut tx, &Posted::on("a", i64::try_from(run).unwrap())).await.unwrap();
+    let reply = |status: StatusCode| (status, format!("run {run}")).into_response();
+    match (service.ending, run) {
+        (Ending::Panics, 1) => panic!("before the commit"),
+        (Ending::Fails, 1) => tx.seal(reply(StatusCode::SERVICE_UNAVAILABLE)).await.map(Body::new),
+        (Ending::Forgets, 1) => reply(StatusCode::CREATED),
+        _ => tx.seal(reply(StatusCode::CREATED)).await.map(Body::new),
+    }
+}
+
+fn app<F>(fixture: &Arc<F>, ending: Ending) -> (Router, Arc<Service<F>>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let service = Arc::new(Service { fixture: Arc::clone(fixture), runs: AtomicUsize::new(0), ending });
+    let gate = Gate::new(fixture.store()).transactional().unscoped();
+    let router = Router::new().route("/", post(place::<F>)).with_state(Arc::clone(&service)).layer(gate);
+    (router, service)
+}
+
+async fn send(mut app: Router, key: Option<&str>) -> (u16, bool, String) {
+    let request = Request::post("/");
+    let request = if let Some(key) = key { request.header("idempotency-key", key) } else { request };
+    let response = app.call(request.body(Body::from("{}")).unwrap()).await.unwrap();
+    let is_replay = response.headers().contains_key("idempotent-replayed");
+    let status = response.status().as_u16();
+    let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+    (status, is_replay, String::from_utf8_lossy(&body).into_owned())
+}
+
+/// Effects and messages that were committed.
+async fn committed<F: StoreFixture<Store: Receipts + Mailbox>>(fixture: &F) -> (usize, i64) {
+    use oncebox::inspect::Inspect as _;
+    (fixture.effect_count().await, fixture.store().status().await.unwrap().logged)
+}
+
+async fn a_reply_is_committed_with_its_effects<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let (app, service) = app(&fixture, Ending::Seals);
+
+    let first = send(app.clone(), Some("k")).await;
+    let second = send(app.clone(), Some("k")).await;
+
+    assert_eq!(first, (201, false, "run 1".into()));
+    assert_eq!(second, (201, true, "run 1".into()));
+    assert_eq!((service.runs.load(Ordering::SeqCst), committed(&*fixture).await), (1, (1, 1)));
+}
+
+/// Whatever keeps a handler from sealing, nothing of it is left, and the next one runs.
+async fn without_a_seal_nothing_has_happened<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    for (ending, status) in [(Ending::Fails, 503), (Ending::Panics, 500), (Ending::Forgets, 201)] {
+        let (app, _) = app(&fixture, ending);
+        let key = format!("{ending:?}");
+        let before = committed(&*fixture).await;
+
+        assert_eq!(send(app.clone(), Some(&key)).await.0, status, "{ending:?}");
+        assert_eq!(committed(&*fixture).await, before, "{ending:?}");
+        assert_eq!(send(app.clone(), Some(&key)).await, (201, false, "run 2".into()), "{ending:?}");
+        assert_eq!(send(app, Some(&key)).await, (201, true, "run 2".into()), "{ending:?}");
+    }
+}
+
+async fn of_many_at_once_one_commits<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let (app, _) = app(&fixture, Ending::Seals);
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let app = app.clone();
+        clients.spawn(async move { send(app, Some("k")).await });
+    }
+    let answers = clients.join_all().await;
+
+    assert!(answers.iter().all(|(status, ..)| [201, 409].contains(status)), "{answers:?}");
+    assert_eq!(answers.iter().filter(|(status, is_replay, _)| *status == 201 && !is_replay).count(), 1);
+    assert_eq!(committed(&*fixture).await, (1, 1));
+}
+
+macro_rules! on_every_store {
+    ($($case:ident)*) => {$(
+        mod $case {
+            #[test]
+            fn in_memory() {
+                super::on_store::<super::MemoryFixture, _, _>(super::$case);
+            }
+
+            #[test]
+            fn on_sqlite() {
+                super::on_store::<super::SqliteFixture, _, _>(super::$case);
+            }
+
+            #[test]
+            fn on_postgres() {
+                super::on_store::<super::PostgresFixture, _, _>(super::$case);
+            }
+        }
+    )*};
+}
+
+on_every_store! {
+    a_reply_is_committed_with_its_effects
+    without_a_seal_nothing_has_happened
+    of_many_at_once_one_commits
+}
+
+/// A database that nobody answers for.
+fn down() -> PostgresStore {
+    let options = oncebox_stores::postgres::pool_options().acquire_timeout(Duration::from_millis(200));
+    let pool: PgPool = options.connect_lazy("postgres://nobody@127.0.0.1:1/nothing").unwrap();
+    PostgresStore::new(pool)
+}
+
+async fn with_store_down(policy: Policy) -> ((u16, Option<String>), usize) {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&runs);
+    let handler = move || async move {
+        counted.fetch_add(1, Ordering::SeqCst);
+        StatusCode::CREATED
+    };
+    let gate = Gate::new(down()).policy(policy).unwrap().unscoped();
+    let mut app: Router = Router::new().route("/", post(handler)).layer(gate);
+    let request = Request::post("/").header("idempotency-key", "k").body(Body::empty()).unwrap();
+    let response = app.call(request).await.unwrap();
+    let mark = response.headers().get("idempotency-status").map(|mark| mark.to_str().unwrap().to_owned());
+    ((response.status().as_u16(), mark), runs.load(Ordering::SeqCst))
+}
+
+#[tokio::test]
+async fn without_its_store_a_gate_is_closed_unless_it_is_told_to_be_open() {
+    let closed = with_store_down(Policy::default()).await;
+    let open = with_store_down(Policy { fail_open: true, ..Policy::default() }).await;
+
+    assert_eq!(closed, ((503, None), 0));
+    assert_eq!(open, ((201, Some("unprotected".into())), 1));
+}
+
+#[tokio::test]
+async fn a_handler_derives_stable_keys_for_what_it_calls() {
+    let handler =
+        |key: IdempotencyKey| async move { format!("{} {}", key.key.as_str(), key.derive("charge")) };
+    let gate = || Gate::new(oncebox::memory::MemoryStore::new()).secret(b"s").unscoped();
+    let app = || Router::new().route("/", post(handler)).layer(gate());
+
+    let (first, again) = (send(app(), Some("k")).await.2, send(app(), Some("k")).await.2);
+
+    assert_eq!(first, again, "another process, the same keys");
+    assert!(first.starts_with("k ") && first.len() == 34, "{first}");
+    assert_ne!(first, send(app(), Some("l")).await.2.replacen('l', "k", 1));
+}
+
+/// What a message that is put while this request runs inherits.
+async fn inherited(headers: &[(&str, &str)]) -> [Option<String>; 3] {
+    let handler = || async {
+        let mut envelope = Envelope { kind: "order.placed.v1".into(), ..Envelope::default() };
+        oncebox::gate::carry(&mut envelope);
+        let parts = [envelope.correlation_id, envelope.idempotency_key, envelope.traceparent];
+        serde_json::to_string(&parts).unwrap()
+    };
+    let gate = Gate::new(oncebox::memory::MemoryStore::new()).secret(b"s").unscoped();
+    let mut app: Router = Router::new().route("/", post(handler)).layer(gate);
+    let request =
+        headers.iter().fold(Request::post("/"), |request, (name, value)| request.header(*name, *value));
+    let response = app.call(request.body(Body::empty()).unwrap()).await.unwrap();
+    serde_json::from_slice(&to_bytes(response.into_body(), 4096).await.unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn messages_inherit_from_the_request_they_are_put_in() {
+    let key = ("idempotency-key", "k");
+
+    let [correlation, own_key, trace] = inherited(&[key]).await;
+    assert_eq!(
+        inherited(&[key]).await,
+        [correlation.clone(), own_key.clone(), None],
+        "the same in another process"
+    );
+    assert!(correlation.is_some() && own_key.is_some() && correlation != own_key && trace.is_none());
+
+    let [given, same_key, trace] =
+        inherited(&[key, ("x-correlation-id", "c-1"), ("traceparent", "00-1")]).await;
+    assert_eq!((given.as_deref(), trace.as_deref()), (Some("c-1"), Some("00-1")));
+    assert_eq!(same_key, own_key);
+    assert_eq!(inherited(&[]).await, [None, None, None], "without a key there is nothing to inherit");
+}
+
+#[tokio::test]
+async fn a_full_memory_forgets_what_is_over_and_never_what_runs() {
+    let store = oncebox::memory::MemoryStore::new().receipt_capacity(200_000);
+    let (waiting, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let (at, on) = (Arc::clone(&waiting), Arc::clone(&go));
+    let slow = move || async move {
+        at.notify_one();
+        on.notified().await;
+        "slow"
+    };
+    let gate = Gate::new(store).unscoped();
+    let app = Router::new().route("/", post(|| async { "quick" })).route("/slow", post(slow)).layer(gate);
+    let running = {
+        let mut app = app.clone();
+        let request = Request::post("/slow").header("idempotency-key", "slow").body(Body::empty()).unwrap();
+        tokio::spawn(async move { app.call(request).await.unwrap().status() })
+    };
+    waiting.notified().await;
+    for n in 0..2_000 {
+        assert_eq!(send(app.clone(), Some(&format!("k{n}"))).await.0, 200);
+    }
+
+    let mut again = app.clone();
+    let request = Request::post("/slow").header("idempotency-key", "slow").body(Body::empty()).unwrap();
+    assert_eq!(again.call(request).await.unwrap().status(), 409, "it still runs");
+    assert!(send(app.clone(), Some("k1999")).await.1, "the latest is there");
+    assert!(!send(app, Some("k0")).await.1, "the first is gone");
+    go.notify_one();
+    assert_eq!(running.await.unwrap(), 200);
+}

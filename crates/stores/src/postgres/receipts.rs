@@ -1,0 +1,232 @@
+//! The gate's receipts: one round trip to admit, one to seal.
+
+use std::time::Duration;
+
+use oncebox_core::gate::{Admission, AdmitRequest, OnDoubt, OnMismatch, Pass, Receipts, Reply};
+use oncebox_core::{Error, Kind, Result, Timestamp};
+use sqlx::postgres::PgRow;
+use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
+
+use super::error::failed;
+use super::row::{clock, span};
+use super::store::PostgresStore;
+
+/// How often somebody else may be quicker before the request is told to wait.
+const RACES: usize = 3;
+const ADMIT: &str = "cannot admit a request";
+
+/// What a statement has found under a key.
+struct Found {
+    taken: bool,
+    same: Option<bool>,
+    state: Option<String>,
+    left_over: Option<i64>,
+    head: Option<Vec<u8>>,
+    body: Option<Vec<u8>>,
+    /// It was not in the way when this statement began.
+    free: bool,
+}
+
+impl FromRow<'_, PgRow> for Found {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            taken: row.try_get("taken")?,
+            same: row.try_get("same")?,
+            state: row.try_get("state")?,
+            left_over: row.try_get("left_over")?,
+            head: row.try_get("head")?,
+            body: row.try_get("body")?,
+            free: row.try_get("free")?,
+        })
+    }
+}
+
+impl Found {
+    fn told(self, request: &AdmitRequest) -> Result<Admission> {
+        if self.taken {
+            return Ok(Admission::Proceed(Pass { key: request.key, token: request.token }));
+        }
+        if self.same != Some(true) {
+            return Ok(Admission::Mismatch);
+        }
+        match self.state.as_deref() {
+            Some("sealed") => {
+                let head = self.head.unwrap_or_default();
+                Reply::from_stored(&head, self.body).map(Admission::Replay)
+            }
+            Some("in_doubt") => Ok(Admission::InDoubt),
+            _ => Ok(match u64::try_from(self.left_over.unwrap_or_default()) {
+                Ok(left @ 1..) => Admission::InFlight { left: Duration::from_micros(left) },
+                // Whoever ran it is gone, and that is not to be tried again.
+                _ => Admission::InDoubt,
+            }),
+        }
+    }
+}
+
+impl PostgresStore {
+    async fn ask<'e>(
+        &self,
+        on: impl PgExecutor<'e>,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> Result<Option<Found>> {
+        let [a, b, c, d, e, f, g, h, ..] = request.key.key;
+        sqlx::query_as(self.sql(include_str!("sql/receipt_admit.sql")))
+            .bind(request.key.scope)
+            .bind(request.key.key)
+            .bind(request.fingerprint.as_bytes())
+            .bind(request.token)
+            .bind(clock(now))
+            .bind(span(request.lease))
+            .bind(span(request.ttl))
+            .bind(request.on_doubt == OnDoubt::Retry)
+            .bind(request.on_mismatch == OnMismatch::Replace)
+            .bind(i64::from_be_bytes([a, b, c, d, e, f, g, h]))
+            .fetch_optional(on)
+            .await
+            .map_err(failed(ADMIT))
+    }
+
+    /// A copy keeps the receipt, where that is wanted.
+    async fn slide<'e>(
+        &self,
+        on: impl PgExecutor<'e>,
+        request: &AdmitRequest,
+        admission: &Admission,
+        now: Option<Timestamp>,
+    ) -> Result<()> {
+        if !request.sliding || matches!(admission, Admission::Proceed(_) | Admission::Mismatch) {
+            return Ok(());
+        }
+        sqlx::query(self.sql(include_str!("sql/receipt_slide.sql")))
+            .bind(request.key.scope)
+            .bind(request.key.key)
+            .bind(clock(now))
+            .bind(span(request.ttl))
+            .execute(on)
+            .await
+            .map_err(failed("cannot keep a receipt for longer"))?;
+        Ok(())
+    }
+
+    async fn seal_on<'e>(&self, on: impl PgExecutor<'e>, pass: &Pass, reply: &Reply) -> Result<()> {
+        let sealed = sqlx::query(self.sql(include_str!("sql/receipt_seal.sql")))
+            .bind(pass.key.scope)
+            .bind(pass.key.key)
+            .bind(pass.token)
+            .bind(reply.head())
+            .bind(reply.body.as_deref())
+            .execute(on)
+            .await
+            .map_err(failed("cannot seal a receipt"))?;
+        if sealed.rows_affected() == 0 {
+            return Err(Error::new(
+                Kind::Fenced,
+                "the request was admitted once more, or its receipt is gone",
+            ));
+        }
+        Ok(())
+    }
+
+    async fn end(&self, text: &'static str, pass: &Pass) -> Result<()> {
+        sqlx::query(self.sql(text))
+            .bind(pass.key.scope)
+            .bind(pass.key.key)
+            .bind(pass.token)
+            .execute(self.pool())
+            .await
+            .map_err(failed("cannot end a receipt"))?;
+        Ok(())
+    }
+}
+
+/// Somebody is being let in by a transaction that has not committed: nobody
+/// can tell for how long.
+const fn unseen(request: &AdmitRequest) -> Admission {
+    Admission::InFlight { left: request.lease }
+}
+
+impl Receipts for PostgresStore {
+    async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
+        for _ in 0..RACES {
+            let Some(found) = self.ask(self.pool(), request, now).await? else { continue };
+            if !found.free {
+                let admission = found.told(request)?;
+                self.slide(self.pool(), request, &admission, now).await?;
+                return Ok(admission);
+            }
+        }
+        Ok(unseen(request))
+    }
+
+    async fn admit_in(
+        &self,
+        tx: &mut PgConnection,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> Result<Admission> {
+        for _ in 0..RACES {
+            let Some(found) = self.ask(&mut *tx, request, now).await? else { continue };
+            if !found.free {
+                let admission = found.told(request)?;
+                self.slide(tx, request, &admission, now).await?;
+                return Ok(admission);
+            }
+        }
+        Ok(unseen(request))
+    }
+
+    async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {
+        let found: Option<Found> = sqlx::query_as(self.sql(include_str!("sql/receipt_peek.sql")))
+            .bind(request.key.scope)
+            .bind(request.key.key)
+            .bind(request.fingerprint.as_bytes())
+            .bind(clock(now))
+            .bind(request.on_doubt == OnDoubt::Retry)
+            .bind(request.on_mismatch == OnMismatch::Replace)
+            .fetch_optional(self.pool())
+            .await
+            .map_err(failed("cannot read a receipt"))?;
+        found.filter(|found| !found.free).map(|found| found.told(request)).transpose()
+    }
+
+    async fn prolong(&self, passes: &[Pass], lease: Duration, now: Option<Timestamp>) -> Result<Vec<bool>> {
+        let kept: Vec<i64> = sqlx::query_scalar(self.sql(include_str!("sql/receipt_prolong.sql")))
+            .bind(passes.iter().map(|pass| pass.key.scope.to_vec()).collect::<Vec<_>>())
+            .bind(passes.iter().map(|pass| pass.key.key.to_vec()).collect::<Vec<_>>())
+            .bind(passes.iter().map(|pass| pass.token).collect::<Vec<_>>())
+            .bind(span(lease))
+            .bind(clock(now))
+            .fetch_all(self.pool())
+            .await
+            .map_err(failed("cannot keep requests in flight"))?;
+        Ok(passes.iter().map(|pass| kept.contains(&pass.token)).collect())
+    }
+
+    async fn seal(&self, pass: &Pass, reply: &Reply) -> Result<()> {
+        self.seal_on(self.pool(), pass, reply).await
+    }
+
+    async fn seal_in(&self, tx: &mut PgConnection, pass: &Pass, reply: &Reply) -> Result<()> {
+        self.seal_on(tx, pass, reply).await
+    }
+
+    async fn withdraw(&self, pass: &Pass) -> Result<()> {
+        self.end(include_str!("sql/receipt_withdraw.sql"), pass).await
+    }
+
+    async fn doubt(&self, pass: &Pass) -> Result<()> {
+        self.end(include_str!("sql/receipt_doubt.sql"), pass).await
+    }
+
+    async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {
+        let gone = sqlx::query(self.sql(include_str!("sql/purge_receipts.sql")))
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+            .bind(clock(now))
+            .execute(self.pool())
+            .await
+            .map_err(failed("cannot delete receipts"))?;
+        Ok(usize::try_from(gone.rows_affected()).unwrap_or(usize::MAX))
+    }
+}

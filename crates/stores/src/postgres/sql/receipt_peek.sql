@@ -1,0 +1,11 @@
+SELECT
+    false AS taken, r.fingerprint = $3 AS same, r.state,
+    (extract(epoch FROM r.lease_until - clock.now) * 1000000)::bigint AS left_over, r.head, r.body,
+    (r.state <> 'in_flight' OR r.lease_until <= clock.now)
+    AND (r.expires_at <= clock.now OR CASE
+        WHEN r.fingerprint <> $3 THEN $6
+        ELSE r.state <> 'sealed' AND $5
+    END) AS free
+FROM oncebox.receipt AS r
+CROSS JOIN (SELECT coalesce($4, clock_timestamp()) AS now) AS clock
+WHERE r.scope = $1 AND r.key = $2

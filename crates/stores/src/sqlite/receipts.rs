@@ -1,0 +1,228 @@
+//! The gate's receipts. A replay reads; what is written shares commits, by `clerk.rs`.
+
+use std::time::Duration;
+
+use oncebox_core::gate::receipt::{Receipt, Ruling, Standing, judge};
+use oncebox_core::gate::{Admission, AdmitRequest, Fingerprint, Pass, Receipts, Reply};
+use oncebox_core::timestamp::micros;
+use oncebox_core::{Error, Kind, Result, Store as _, Timestamp};
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::{FromRow, Row as _, SqliteExecutor};
+
+use super::SqliteStore;
+use super::clerk::{Done, Errand};
+use super::error::failed;
+
+const ADMIT: &str = "cannot admit a request";
+
+/// What is under a key, and what time it is.
+struct Found {
+    now: i64,
+    fingerprint: Option<Vec<u8>>,
+    state: Option<String>,
+    token: Option<i64>,
+    lease_until: Option<i64>,
+    expires_at: Option<i64>,
+    head: Option<Vec<u8>>,
+    body: Option<Vec<u8>>,
+}
+
+impl FromRow<'_, SqliteRow> for Found {
+    fn from_row(row: &SqliteRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            now: row.try_get("now")?,
+            fingerprint: row.try_get("fingerprint")?,
+            state: row.try_get("state")?,
+            token: row.try_get("token")?,
+            lease_until: row.try_get("lease_until")?,
+            expires_at: row.try_get("expires_at")?,
+            head: row.try_get("head")?,
+            body: row.try_get("body")?,
+        })
+    }
+}
+
+impl Found {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.now)
+    }
+
+    fn receipt(&self) -> Option<Receipt> {
+        let fingerprint = self.fingerprint.as_ref()?.as_slice().try_into().ok()?;
+        let standing = match self.state.as_deref()? {
+            "sealed" => Standing::Sealed,
+            "in_doubt" => Standing::InDoubt,
+            _ => Standing::InFlight { until: Timestamp::from_micros(self.lease_until?) },
+        };
+        Some(Receipt {
+            fingerprint: Fingerprint::from_bytes(fingerprint),
+            standing,
+            token: self.token?,
+            expires_at: Timestamp::from_micros(self.expires_at?),
+        })
+    }
+
+    fn told(self, request: &AdmitRequest) -> Result<Admission> {
+        Ok(match judge(self.receipt().as_ref(), request, self.now()) {
+            Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
+            Ruling::Replay => {
+                Admission::Replay(Reply::from_stored(&self.head.unwrap_or_default(), self.body)?)
+            }
+            Ruling::InFlight { left } => Admission::InFlight { left },
+            Ruling::Mismatch => Admission::Mismatch,
+            Ruling::InDoubt => Admission::InDoubt,
+        })
+    }
+}
+
+impl SqliteStore {
+    async fn find<'e>(
+        &self,
+        on: impl SqliteExecutor<'e>,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> Result<Found> {
+        sqlx::query_as(self.sql(include_str!("sql/receipt_find.sql")))
+            .bind(request.key.scope.as_slice())
+            .bind(request.key.key.as_slice())
+            .bind(now.map(Timestamp::micros))
+            .fetch_one(on)
+            .await
+            .map_err(failed("cannot read a receipt"))
+    }
+
+    pub(super) async fn end_on(
+        &self,
+        tx: &mut SqliteConnection,
+        text: &'static str,
+        pass: &Pass,
+    ) -> Result<()> {
+        sqlx::query(self.sql(text))
+            .bind(pass.key.scope.as_slice())
+            .bind(pass.key.key.as_slice())
+            .bind(pass.token)
+            .execute(tx)
+            .await
+            .map_err(failed("cannot end a receipt"))?;
+        Ok(())
+    }
+}
+
+fn fenced() -> Error {
+    Error::new(Kind::Fenced, "the request was admitted once more, or its receipt is gone")
+}
+
+impl Receipts for SqliteStore {
+    async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
+        // A replay only reads, and readers do not queue for the write lock.
+        if !request.sliding
+            && let Some(admission) = self.peek(request, now).await?
+        {
+            return Ok(admission);
+        }
+        match self.run(Errand::Admit(*request, now)).await? {
+            Done::Admitted(admission) => Ok(admission),
+            Done::Written | Done::Fenced => Err(Error::new(Kind::Invalid, "an admission without an answer")),
+        }
+    }
+
+    async fn admit_in(
+        &self,
+        tx: &mut SqliteConnection,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> Result<Admission> {
+        let found = self.find(&mut *tx, request, now).await?;
+        let now = found.now();
+        let admission = found.told(request)?;
+        match admission {
+            Admission::Proceed(pass) => {
+                sqlx::query(self.sql(include_str!("sql/receipt_admit.sql")))
+                    .bind(pass.key.scope.as_slice())
+                    .bind(pass.key.key.as_slice())
+                    .bind(request.fingerprint.as_bytes().as_slice())
+                    .bind(pass.token)
+                    .bind(now.plus(request.lease).micros())
+                    .bind(now.micros())
+                    .bind(now.plus(request.ttl).micros())
+                    .execute(tx)
+                    .await
+                    .map_err(failed(ADMIT))?;
+            }
+            Admission::Mismatch => {}
+            _ if !request.sliding => {}
+            _ => {
+                sqlx::query(self.sql(include_str!("sql/receipt_slide.sql")))
+                    .bind(request.key.scope.as_slice())
+                    .bind(request.key.key.as_slice())
+                    .bind(now.plus(request.ttl).micros())
+                    .execute(tx)
+                    .await
+                    .map_err(failed("cannot keep a receipt for longer"))?;
+            }
+        }
+        Ok(admission)
+    }
+
+    async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {
+        let told = self.find(self.pool(), request, now).await?.told(request)?;
+        Ok(Some(told).filter(|told| !matches!(told, Admission::Proceed(_))))
+    }
+
+    async fn prolong(&self, passes: &[Pass], lease: Duration, now: Option<Timestamp>) -> Result<Vec<bool>> {
+        let mut tx = self.begin().await?;
+        let mut kept = Vec::with_capacity(passes.len());
+        for pass in passes {
+            let done = sqlx::query(self.sql(include_str!("sql/receipt_prolong.sql")))
+                .bind(pass.key.scope.as_slice())
+                .bind(pass.key.key.as_slice())
+                .bind(pass.token)
+                .bind(micros(lease))
+                .bind(now.map(Timestamp::micros))
+                .execute(&mut *tx)
+                .await
+                .map_err(failed("cannot keep requests in flight"))?;
+            kept.push(done.rows_affected() > 0);
+        }
+        self.commit(tx).await?;
+        Ok(kept)
+    }
+
+    async fn seal(&self, pass: &Pass, reply: &Reply) -> Result<()> {
+        match self.run(Errand::Seal(*pass, reply.clone())).await? {
+            Done::Fenced => Err(fenced()),
+            Done::Written | Done::Admitted(_) => Ok(()),
+        }
+    }
+
+    async fn seal_in(&self, tx: &mut SqliteConnection, pass: &Pass, reply: &Reply) -> Result<()> {
+        let sealed = sqlx::query(self.sql(include_str!("sql/receipt_seal.sql")))
+            .bind(pass.key.scope.as_slice())
+            .bind(pass.key.key.as_slice())
+            .bind(pass.token)
+            .bind(reply.head())
+            .bind(reply.body.as_deref())
+            .execute(tx)
+            .await
+            .map_err(failed("cannot seal a receipt"))?;
+        if sealed.rows_affected() == 0 { Err(fenced()) } else { Ok(()) }
+    }
+
+    async fn withdraw(&self, pass: &Pass) -> Result<()> {
+        self.run(Errand::End(include_str!("sql/receipt_withdraw.sql"), *pass)).await.map(drop)
+    }
+
+    async fn doubt(&self, pass: &Pass) -> Result<()> {
+        self.run(Errand::End(include_str!("sql/receipt_doubt.sql"), *pass)).await.map(drop)
+    }
+
+    async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {
+        let gone = sqlx::query(self.sql(include_str!("sql/purge_receipts.sql")))
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+            .bind(now.map(Timestamp::micros))
+            .execute(self.pool())
+            .await
+            .map_err(failed("cannot delete receipts"))?;
+        Ok(usize::try_from(gone.rows_affected()).unwrap_or(usize::MAX))
+    }
+}

@@ -1,0 +1,3 @@
+UPDATE oncebox_receipt
+SET expires_at = ?3
+WHERE scope = ?1 AND key = ?2;
