@@ -110,7 +110,8 @@ pub(crate) fn arrived(url: &str, channel: &str) -> Vec<u64> {
     peek(url, channel, &["--idle", "600ms"])
 }
 
-/// The same where this many are due, however slow the broker is, and no more.
+/// The same where this many are due, however slow the broker is, and no other;
+/// copies of what a relay had to send twice may follow.
 #[track_caller]
 pub(crate) fn arrived_all(url: &str, channel: &str, count: usize) -> Vec<u64> {
     let numbers = match count {
@@ -118,7 +119,7 @@ pub(crate) fn arrived_all(url: &str, channel: &str, count: usize) -> Vec<u64> {
         _ => peek(url, channel, &["--count", &count.to_string(), "--idle", "30s"]),
     };
     let more = arrived(url, channel);
-    assert!(more.is_empty(), "{more:?} after {numbers:?}");
+    assert!(more.iter().all(|number| numbers.contains(number)), "{more:?} after {numbers:?}");
     numbers
 }
 
