@@ -93,8 +93,10 @@ pub(crate) struct ChildArguments {
 pub(crate) async fn child(arguments: ChildArguments) -> bool {
     // One thread, so that a request costs what it costs.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let served = runtime.expect("a runtime").spawn(serve(arguments));
-    served.await.is_ok()
+    let runtime = runtime.expect("a runtime");
+    let is_served = runtime.spawn(serve(arguments)).await.is_ok();
+    runtime.shutdown_background();
+    is_served
 }
 
 async fn serve(arguments: ChildArguments) {
