@@ -120,7 +120,7 @@ pub struct Policy {
     pub excluded: Vec<String>,
     /// Whether each route has keys of its own; otherwise one used for another route is refused.
     pub key_per_route: bool,
-    /// How long a reply may stand still, at its source or on its way to the client. 60 s.
+    /// How long a body may stand still: a request's, or a reply's at its source or on its way to the client. 60 s.
     pub stall: Duration,
     /// The largest request body. 1 MiB.
     pub max_request_body: usize,

@@ -11,6 +11,9 @@ use crate::timestamp::Timestamp;
 
 /// Keeps receipts. `now` is as everywhere: `None` is the database's clock.
 pub trait Receipts: Store {
+    /// Whether receipts are in this process already: a cache before them would only hold them twice.
+    const IN_MEMORY: bool = false;
+
     /// Admits a request, or tells what became of the one before it, as
     /// [`judge`](super::receipt::judge) has it. Durable when it returns.
     ///

@@ -73,12 +73,15 @@ impl Shelf {
         judge(self.kept.get(&request.key).map(|kept| &kept.receipt), request, now)
     }
 
-    fn told(&self, request: &AdmitRequest, ruling: Ruling) -> Admission {
+    fn told(&self, request: &AdmitRequest, ruling: Ruling, now: Timestamp) -> Admission {
         match ruling {
             Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
             Ruling::Replay => {
-                let reply = self.kept.get(&request.key).and_then(|kept| kept.reply.clone());
-                Admission::Replay(reply.unwrap_or_default())
+                let kept = self.kept.get(&request.key);
+                Admission::Replay {
+                    reply: kept.and_then(|kept| kept.reply.clone()).unwrap_or_default(),
+                    left: kept.map_or(Duration::ZERO, |kept| kept.receipt.expires_at.since(now)),
+                }
             }
             Ruling::InFlight { left } => Admission::InFlight { left },
             Ruling::Mismatch => Admission::Mismatch,
@@ -96,10 +99,12 @@ impl Shelf {
                 expires_at: now.plus(request.ttl),
             };
             self.set(request.key, Kept { receipt, reply: None });
-        } else if request.sliding && !matches!(ruling, Ruling::Mismatch) {
+        }
+        let told = self.told(request, ruling, now);
+        if request.sliding && !matches!(ruling, Ruling::Admit | Ruling::Mismatch) {
             self.slide(request.key, now.plus(request.ttl));
         }
-        self.told(request, ruling)
+        told
     }
 
     fn slide(&mut self, key: ReceiptKey, expires_at: Timestamp) {
@@ -195,6 +200,8 @@ impl Admitted {
 }
 
 impl Receipts for MemoryStore {
+    const IN_MEMORY: bool = true;
+
     async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
         Ok(self.state().receipts.admit(request, at(now)))
     }
@@ -213,9 +220,9 @@ impl Receipts for MemoryStore {
     }
 
     async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {
-        let state = self.state();
-        let ruling = state.receipts.ruling(request, at(now));
-        Ok((ruling != Ruling::Admit).then(|| state.receipts.told(request, ruling)))
+        let (state, now) = (self.state(), at(now));
+        let ruling = state.receipts.ruling(request, now);
+        Ok((ruling != Ruling::Admit).then(|| state.receipts.told(request, ruling, now)))
     }
 
     async fn prolong(&self, passes: &[Pass], lease: Duration, now: Option<Timestamp>) -> Result<Vec<bool>> {

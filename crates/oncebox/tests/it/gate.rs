@@ -1,6 +1,9 @@
 //! The layer around a service of axum: keys that are claimed in the handler's
 //! own transaction, and stores that are down.
 
+mod cache;
+mod grpc;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,6 +25,7 @@ use tower_service::Service as _;
 
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
+use crate::crash_points::ground::Ground as _;
 
 /// What a handler does after its writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +162,38 @@ on_every_store! {
     a_reply_is_committed_with_its_effects
     without_a_seal_nothing_has_happened
     of_many_at_once_one_commits
+}
+
+/// Handlers that use up the pool must not cost their own leases.
+#[test]
+fn a_starved_pool_costs_no_lease_on_postgres() {
+    on_store::<PostgresFixture, _, _>(|fixture| async move {
+        let (url, schema) = fixture.place();
+        let pool = oncebox_stores::postgres::pool_options().max_connections(1).connect(&url).await.unwrap();
+        let store = PostgresStore::new(pool.clone()).schema(oncebox::Identifier::new(schema).unwrap());
+        let (entered, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+        let (at, on) = (Arc::clone(&entered), Arc::clone(&go));
+        let hog = move || async move {
+            let _all_there_is = pool.acquire().await.unwrap();
+            at.notify_one();
+            on.notified().await;
+            "done"
+        };
+        let policy = Policy { lease: Duration::from_secs(1), ..Policy::default() };
+        let gate = Gate::new(store).policy(policy.clone()).unwrap().unscoped();
+        let app = Router::new().route("/", post(hog)).layer(gate);
+        let other = Gate::new(fixture.store()).policy(policy).unwrap().unscoped();
+        let other = Router::new().route("/", post(|| async { "again" })).layer(other);
+
+        let running = tokio::spawn(send(app, Some("k")));
+        entered.notified().await;
+        tokio::time::sleep(Duration::from_millis(2_500)).await;
+        let copy = send(other, Some("k")).await;
+        go.notify_one();
+
+        assert_eq!(copy.0, 409, "it still runs: {copy:?}");
+        assert_eq!(running.await.unwrap(), (200, false, "done".into()));
+    });
 }
 
 /// A database that nobody answers for.

@@ -63,11 +63,13 @@ impl Found {
     }
 
     fn told(self, request: &AdmitRequest) -> Result<Admission> {
-        Ok(match judge(self.receipt().as_ref(), request, self.now()) {
+        let (receipt, now) = (self.receipt(), self.now());
+        Ok(match judge(receipt.as_ref(), request, now) {
             Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
-            Ruling::Replay => {
-                Admission::Replay(Reply::from_stored(&self.head.unwrap_or_default(), self.body)?)
-            }
+            Ruling::Replay => Admission::Replay {
+                reply: Reply::from_stored(&self.head.unwrap_or_default(), self.body)?,
+                left: receipt.map_or(Duration::ZERO, |receipt| receipt.expires_at.since(now)),
+            },
             Ruling::InFlight { left } => Admission::InFlight { left },
             Ruling::Mismatch => Admission::Mismatch,
             Ruling::InDoubt => Admission::InDoubt,
