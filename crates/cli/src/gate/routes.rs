@@ -41,6 +41,7 @@ struct Changes {
     required: Option<bool>,
     ttl: Option<String>,
     lease: Option<String>,
+    stall: Option<String>,
     wait: Option<String>,
     sliding: Option<bool>,
     keep: Option<String>,
@@ -98,6 +99,7 @@ impl Changes {
         }
         policy.ttl = time("ttl", &self.ttl)?.unwrap_or(policy.ttl);
         policy.lease = time("lease", &self.lease)?.unwrap_or(policy.lease);
+        policy.stall = time("stall", &self.stall)?.unwrap_or(policy.stall);
         policy.in_flight = time("wait", &self.wait)?.map_or(policy.in_flight, InFlight::Wait);
         policy.sliding = self.sliding.unwrap_or(policy.sliding);
         policy.store = match self.keep.as_deref() {

@@ -15,6 +15,7 @@ use hyper_util::rt::TokioExecutor;
 use oncebox_gate::Doubt;
 use tower_service::Service;
 
+use super::upload::{Late, Upload};
 use crate::fault::{Class, Fault};
 
 /// Meant for one connection, not for the next.
@@ -38,11 +39,12 @@ pub(super) struct Upstream {
     authority: Authority,
     /// Before every path.
     base: String,
-    timeout: Duration,
+    /// How long a request may stand still, and how long the reply may take once it is whole.
+    limits: (Duration, Duration),
 }
 
 impl Upstream {
-    pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, Fault> {
+    pub(super) fn new(url: &str, limits: (Duration, Duration)) -> Result<Self, Fault> {
         let refuse = |why: &str| {
             Fault::new(Class::Input, format!("--upstream: {why}"))
                 .help("write http://host:port or http://host:port/base")
@@ -66,7 +68,7 @@ impl Upstream {
             // Shorter than most services keep a connection; what was not sent on one that is gone is sent on another.
             .pool_idle_timeout(Duration::from_secs(4))
             .build(connector);
-        Ok(Self { client, authority, base, timeout })
+        Ok(Self { client, authority, base, limits })
     }
 
     /// The same request to our service: of the address only path and query are the client's.
@@ -97,7 +99,10 @@ impl Upstream {
                 false,
             );
         };
-        match tokio::time::timeout(self.timeout, self.client.request(request)).await {
+        let (parts, body) = request.into_parts();
+        let (body, progress) = Upload::new(body);
+        let request = Request::from_parts(parts, Body::new(body));
+        match progress.limit(self.limits, self.client.request(request)).await {
             Ok(Ok(response)) => {
                 let (mut parts, body) = response.into_parts();
                 strip(&mut parts.headers);
@@ -112,7 +117,10 @@ impl Upstream {
                 tracing::warn!(%error, "the service hung up");
                 problem(StatusCode::BAD_GATEWAY, "the service hung up; nobody knows what it did", true)
             }
-            Err(_elapsed) => {
+            Err(Late::Client) => {
+                problem(StatusCode::REQUEST_TIMEOUT, "the request stood still before it was whole", false)
+            }
+            Err(Late::Service) => {
                 tracing::warn!("the service did not answer in time");
                 problem(
                     StatusCode::GATEWAY_TIMEOUT,
@@ -143,12 +151,17 @@ fn strip(headers: &mut HeaderMap) {
 }
 
 fn problem(status: StatusCode, detail: &str, in_doubt: bool) -> Response<Body> {
+    let code = match status {
+        _ if in_doubt => "outcome-unknown",
+        StatusCode::REQUEST_TIMEOUT => "body-incomplete",
+        _ => "upstream-unreachable",
+    };
     let text = serde_json::json!({
         "type": "about:blank",
         "title": status.canonical_reason(),
         "status": status.as_u16(),
         "detail": detail,
-        "code": if in_doubt { "outcome-unknown" } else { "upstream-unreachable" },
+        "code": code,
         "retryable": true,
     });
     let kind = [("content-type", "application/problem+json"), ("cache-control", "no-store")];
