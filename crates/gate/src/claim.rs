@@ -67,6 +67,7 @@ impl<S: Receipts> Claim<S> {
         let problem = match store.admit_in(&mut tx, &self.admit, None).await.map_err(down)? {
             Admission::Proceed(pass) => {
                 telemetry::admitted();
+                self.gate.quota.add(&pass.key.scope);
                 self.gate.probe.reach(CrashPoint::H1).await.map_err(down)?;
                 return Ok(Claimed { claim: self, tx, pass });
             }

@@ -15,6 +15,7 @@ use tower_layer::Layer;
 use crate::cache::Cache;
 use crate::heart::Heart;
 use crate::policy::{Policy, Strategy};
+use crate::quota::Quota;
 use crate::service::GateService;
 use crate::strays::Strays;
 
@@ -114,6 +115,7 @@ impl<S: Receipts> GateBuilder<S> {
             running: AtomicUsize::new(0),
             heart: Heart::default(),
             strays: Strays::default(),
+            quota: Quota::default(),
             probe: self.probe,
             store: self.store,
         }))
@@ -143,6 +145,7 @@ pub(crate) struct Inner<S> {
     running: AtomicUsize,
     pub(crate) heart: Heart,
     pub(crate) strays: Strays,
+    pub(crate) quota: Quota,
     pub(crate) cache: Cache,
     pub(crate) probe: Probe,
 }

@@ -20,7 +20,7 @@
 //! - `service`: one request, from its key to its answer; `flight`: the run in between, which a client that
 //!   hangs up does not end.
 //! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of.
-//! - `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says.
+//! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
 //! - `extract`: the same for axum. [`carry`]: what messages inherit from a request.
 
@@ -36,6 +36,7 @@ mod gate;
 mod heart;
 pub mod keys;
 pub mod policy;
+mod quota;
 mod record;
 mod service;
 mod strays;

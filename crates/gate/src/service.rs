@@ -248,6 +248,9 @@ impl<S: Receipts> Entrance<S> {
         ResB::Error: Into<BoxError>,
     {
         match self.gate.store.peek(&self.admit, None).await {
+            Ok(None) if self.is_full().await => {
+                return Ok(Problem::TooManyKeys.answer(&self.policy));
+            }
             Ok(None) => {}
             Ok(Some(admission)) => {
                 if let Verdict::Answer(response) = self.told(admission) {
@@ -281,6 +284,9 @@ impl<S: Receipts> Entrance<S> {
 
     /// Asks the store, as long as the policy waits for a request that runs.
     async fn admit(&self) -> Verdict {
+        if self.is_full().await {
+            return self.readmit().await;
+        }
         let (started, mut glance) = (Instant::now(), GLANCE);
         loop {
             let asked = timeout(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
@@ -314,6 +320,24 @@ impl<S: Receipts> Entrance<S> {
             if let Some(response) = self.known() {
                 return Verdict::Answer(response);
             }
+        }
+    }
+
+    async fn is_full(&self) -> bool {
+        match self.policy.max_keys {
+            Some(limit) => self.gate.quota.is_full(&self.gate.store, &self.admit.key.scope, limit).await,
+            None => false,
+        }
+    }
+
+    /// The caller has all the keys it may have: those it has are answered for.
+    async fn readmit(&self) -> Verdict {
+        let looked = timeout(PATIENCE, self.gate.store.peek(&self.admit, None)).await;
+        let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
+        match looked.unwrap_or_else(late) {
+            Ok(Some(admission)) => self.told(admission),
+            Ok(None) => Verdict::Answer(Problem::TooManyKeys.answer(&self.policy)),
+            Err(error) => self.without_store(&error),
         }
     }
 
@@ -356,6 +380,7 @@ impl<S: Receipts> Entrance<S> {
         let problem = match admission {
             Admission::Proceed(pass) => {
                 telemetry::admitted();
+                self.gate.quota.add(&pass.key.scope);
                 return Verdict::Run(pass);
             }
             Admission::Replay { reply, left } => {

@@ -86,6 +86,9 @@ pub(crate) struct ProxyArgs {
     /// The largest request and reply body, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     max_body: usize,
+    /// The most keys that one caller may have at a time; more are refused with 429
+    #[arg(long, value_name = "N")]
+    max_keys: Option<usize>,
     /// Policies by path, as TOML; see the guide
     #[arg(long, value_name = "FILE")]
     routes: Option<PathBuf>,
@@ -119,6 +122,7 @@ impl ProxyArgs {
             stall: Duration::from_secs(self.stall),
             max_request_body: self.max_body,
             max_response_body: self.max_body,
+            max_keys: self.max_keys,
             ..self.profile.policy()
         }
     }

@@ -52,6 +52,7 @@ struct Changes {
     key_per_route: Option<bool>,
     max_request_body: Option<usize>,
     max_response_body: Option<usize>,
+    max_keys: Option<usize>,
     docs: Option<String>,
     /// Whatever else stands there: a mistake.
     #[serde(flatten)]
@@ -121,6 +122,7 @@ impl Changes {
         policy.key_per_route = self.key_per_route.unwrap_or(policy.key_per_route);
         policy.max_request_body = self.max_request_body.unwrap_or(policy.max_request_body);
         policy.max_response_body = self.max_response_body.unwrap_or(policy.max_response_body);
+        policy.max_keys = self.max_keys.or(policy.max_keys);
         policy.docs = self.docs.clone().or(policy.docs);
         policy.check().map_err(|error| refuse(error.chain()))?;
         Ok(policy)

@@ -156,3 +156,24 @@ pub async fn a_look_writes_nothing<F: ReceiptsFixture>(fixture: Arc<F>) {
     assert_eq!(look(LEASE).await, Some(replay(reply("done"), TTL - LEASE)));
     assert_eq!(look(TTL).await, None);
 }
+
+pub async fn each_scope_has_its_own_count<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let mine = request("0", "body").key.scope;
+    for n in 0..5 {
+        let pass = admitted(&store, &request(&n.to_string(), "body"), 0).await;
+        if n % 2 == 0 {
+            store.seal(&pass, &reply("done")).await.unwrap();
+        }
+    }
+    let other = of_another(request("0", "body"));
+    let pass = admitted(&store, &other, 0).await;
+
+    assert_eq!(store.count(&mine, 100).await.unwrap(), 5, "sealed or not");
+    assert_eq!(store.count(&mine, 3).await.unwrap(), 3, "no more than was asked for");
+    assert_eq!(store.count(&other.key.scope, 100).await.unwrap(), 1);
+    store.withdraw(&pass).await.unwrap();
+    assert_eq!(store.count(&other.key.scope, 100).await.unwrap(), 0);
+    store.forget(100, at(TTL)).await.unwrap();
+    assert_eq!(store.count(&mine, 100).await.unwrap(), 0);
+}

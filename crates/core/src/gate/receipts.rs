@@ -88,6 +88,13 @@ pub trait Receipts: Store {
     /// By kind of the failed statement.
     fn doubt(&self, pass: &Pass) -> impl Future<Output = Result<()>> + Send;
 
+    /// How many receipts a scope has, at most `limit`. Those whose time is over
+    /// count until they are [forgotten](Self::forget).
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn count(&self, scope: &[u8; 32], limit: usize) -> impl Future<Output = Result<usize>> + Send;
+
     /// Deletes receipts whose time is over, at most `limit`; tells how many.
     ///
     /// # Errors

@@ -39,6 +39,8 @@ pub(super) struct Shelf {
     /// Those in flight, likewise.
     running: BTreeSet<(Timestamp, ReceiptKey)>,
     bytes: usize,
+    /// How many each scope has.
+    scopes: HashMap<[u8; 32], usize>,
     /// The most room there is.
     capacity: Option<usize>,
 }
@@ -51,6 +53,7 @@ impl Shelf {
     fn set(&mut self, key: ReceiptKey, kept: Kept) {
         self.remove(key);
         self.bytes += kept.size();
+        *self.scopes.entry(key.scope).or_default() += 1;
         let by_age = if kept.is_over() { &mut self.aging } else { &mut self.running };
         by_age.insert((kept.receipt.expires_at, key));
         self.kept.insert(key, kept);
@@ -64,8 +67,17 @@ impl Shelf {
     fn remove(&mut self, key: ReceiptKey) {
         if let Some(kept) = self.kept.remove(&key) {
             self.bytes -= kept.size();
+            self.discount(key.scope);
             self.aging.remove(&(kept.receipt.expires_at, key));
             self.running.remove(&(kept.receipt.expires_at, key));
+        }
+    }
+
+    fn discount(&mut self, scope: [u8; 32]) {
+        let Some(count) = self.scopes.get_mut(&scope) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.scopes.remove(&scope);
         }
     }
 
@@ -257,6 +269,10 @@ impl Receipts for MemoryStore {
             state.receipts.end(pass, Standing::InDoubt, None)?;
         }
         Ok(())
+    }
+
+    async fn count(&self, scope: &[u8; 32], limit: usize) -> Result<usize> {
+        Ok(self.state().receipts.scopes.get(scope).map_or(0, |count| *count.min(&limit)))
     }
 
     async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {

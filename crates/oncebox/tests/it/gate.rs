@@ -137,6 +137,31 @@ where
     assert_eq!(committed(&*fixture).await, (1, 1));
 }
 
+/// Who has all the keys it may have gets no more, and keeps what it has.
+async fn a_caller_has_only_so_many_keys<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let policy = Policy { max_keys: Some(3), ..Policy::default() };
+    let layer = Gate::new(fixture.store()).policy(policy.clone()).unwrap().unscoped();
+    let layered = Router::new().route("/", post(|| async { "done" })).layer(layer);
+    let claimed = |tx: Claimed<F::Store>| async move { tx.seal(Response::new(Body::empty())).await.map(Body::new) };
+    let gate = Gate::new(fixture.store()).policy(policy).unwrap().transactional().scope(|_| {
+        Some(oncebox::gate::Caller { tenant: String::new(), principal: "another".into() })
+    });
+    let transactional = Router::new().route("/", post(claimed)).layer(gate);
+
+    for app in [layered, transactional] {
+        for n in 0..3 {
+            assert_eq!(send(app.clone(), Some(&n.to_string())).await.0, 200);
+        }
+        let (status, _, body) = send(app.clone(), Some("3")).await;
+        assert_eq!(status, 429, "{body}");
+        assert!(body.contains("too-many-keys"), "{body}");
+        assert!(send(app, Some("0")).await.1, "what it has is replayed");
+    }
+}
+
 macro_rules! on_every_store {
     ($($case:ident)*) => {$(
         mod $case {
@@ -162,6 +187,7 @@ on_every_store! {
     a_reply_is_committed_with_its_effects
     without_a_seal_nothing_has_happened
     of_many_at_once_one_commits
+    a_caller_has_only_so_many_keys
 }
 
 /// Handlers that use up the pool must not cost their own leases.

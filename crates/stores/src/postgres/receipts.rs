@@ -246,6 +246,16 @@ impl Receipts for PostgresStore {
         self.end(include_str!("sql/receipt_doubt.sql"), pass).await
     }
 
+    async fn count(&self, scope: &[u8; 32], limit: usize) -> Result<usize> {
+        let count: i64 = sqlx::query_scalar(self.sql(include_str!("sql/receipt_count.sql")))
+            .bind(scope.as_slice())
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+            .fetch_one(self.pool())
+            .await
+            .map_err(failed("cannot count receipts"))?;
+        Ok(usize::try_from(count).unwrap_or_default())
+    }
+
     async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {
         let gone = sqlx::query(self.sql(include_str!("sql/purge_receipts.sql")))
             .bind(i64::try_from(limit).unwrap_or(i64::MAX))

@@ -266,6 +266,10 @@ impl<S: Dedup + Receipts> Receipts for Sabotaged<S> {
         self.inner.doubt(pass).await
     }
 
+    async fn count(&self, scope: &[u8; 32], limit: usize) -> Result<usize> {
+        self.inner.count(scope, limit).await
+    }
+
     async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {
         self.inner.forget(limit, now).await
     }
