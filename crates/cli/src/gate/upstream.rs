@@ -117,9 +117,12 @@ impl Upstream {
                 tracing::warn!(%error, "the service hung up");
                 problem(StatusCode::BAD_GATEWAY, "the service hung up; nobody knows what it did", true)
             }
-            Err(Late::Client) => {
-                problem(StatusCode::REQUEST_TIMEOUT, "the request stood still before it was whole", false)
-            }
+            // Part of it was sent, and what the service makes of that is its own affair.
+            Err(Late::Client) => problem(
+                StatusCode::REQUEST_TIMEOUT,
+                "the request stood still before it was whole; nobody knows what the service did with it",
+                true,
+            ),
             Err(Late::Service) => {
                 tracing::warn!("the service did not answer in time");
                 problem(
@@ -151,17 +154,12 @@ fn strip(headers: &mut HeaderMap) {
 }
 
 fn problem(status: StatusCode, detail: &str, in_doubt: bool) -> Response<Body> {
-    let code = match status {
-        _ if in_doubt => "outcome-unknown",
-        StatusCode::REQUEST_TIMEOUT => "body-incomplete",
-        _ => "upstream-unreachable",
-    };
     let text = serde_json::json!({
         "type": "about:blank",
         "title": status.canonical_reason(),
         "status": status.as_u16(),
         "detail": detail,
-        "code": code,
+        "code": if in_doubt { "outcome-unknown" } else { "upstream-unreachable" },
         "retryable": true,
     });
     let kind = [("content-type", "application/problem+json"), ("cache-control", "no-store")];

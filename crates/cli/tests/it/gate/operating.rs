@@ -83,21 +83,59 @@ fn trickle(address: &str, key: &str, pieces: usize, pause: Duration) -> (u16, St
     (answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0), answer)
 }
 
+/// A service that answers when it has read a request of so many bytes to its end.
+fn attentive(bytes: usize) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut request) = (stream.unwrap(), Vec::new());
+            let is_whole = |request: &[u8]| {
+                let head = request.windows(4).position(|window| window == b"\r\n\r\n");
+                head.is_some_and(|head| request.len() >= head + 4 + bytes)
+            };
+            let mut piece = [0; 4096];
+            while let Ok(1..) = stream.peek(&mut piece) {
+                let read = stream.read(&mut piece).unwrap();
+                request.extend_from_slice(&piece[..read]);
+                if is_whole(&request) {
+                    let answer = "HTTP/1.1 201 Created\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok";
+                    stream.write_all(answer.as_bytes()).unwrap();
+                    break;
+                }
+            }
+        }
+    });
+    address
+}
+
 #[test]
 fn a_slow_upload_is_waited_for_as_long_as_something_comes() {
     let Some(database) = Database::sqlite("a_slow_upload") else { return };
-    let (database, service) = (database.migrated(), Served::fixture(&["--bare"]));
-    let proxy = Served::proxy(&service.address, &database, &["--timeout", "1", "--stall", "2"]);
+    let database = database.migrated();
+    let limits = ["--timeout", "1", "--stall", "2"];
+    let proxy = Served::proxy(&attentive(6), &database, &limits);
 
     for key in ["", "idempotency-key: k\r\n"] {
         // Longer than the service may take for its answer, and never still for long.
         assert_eq!(trickle(&proxy.address, key, 6, Duration::from_millis(400)).0, 201, "{key:?}");
     }
-    let (status, answer) = trickle(&proxy.address, "idempotency-key: still\r\n", 2, Duration::from_secs(3));
-    assert_eq!(status, 400, "{answer}");
-    assert!(answer.contains("body-incomplete"), "{answer}");
+    for (key, expected) in [("", 408), ("idempotency-key: still\r\n", 400)] {
+        let (status, answer) = trickle(&proxy.address, key, 2, Duration::from_secs(3));
+        assert_eq!(status, expected, "{answer}");
+    }
+}
+
+#[test]
+fn a_service_that_has_the_whole_request_must_answer_in_time() {
+    let Some(database) = Database::sqlite("a_service_that_has_the_whole_request") else { return };
+    let (database, service) = (database.migrated(), Served::fixture(&["--bare"]));
+    let proxy = Served::proxy(&service.address, &database, &["--timeout", "1"]);
+
     let (status, answer) = order(&proxy.address, "late", "late", r#"{"sleep":3000}"#);
-    assert_eq!(status, 504, "the service has its own limit: {answer}");
+
+    assert_eq!(status, 504, "{answer}");
+    assert!(answer.contains("outcome-unknown"), "{answer}");
 }
 
 #[test]
