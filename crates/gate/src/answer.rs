@@ -106,9 +106,7 @@ impl Problem {
             Self::InFlight { .. } => {
                 (StatusCode::CONFLICT, "operation-in-progress", "The same request is being worked on")
             }
-            Self::TooManyKeys => {
-                (StatusCode::TOO_MANY_REQUESTS, "too-many-keys", "Too many keys are in use")
-            }
+            Self::TooManyKeys => (StatusCode::TOO_MANY_REQUESTS, "too-many-keys", "Too many keys are in use"),
             Self::OutcomeUnknown => (StatusCode::CONFLICT, "outcome-unknown", "The outcome is unknown"),
             Self::NotRetained { .. } => {
                 (StatusCode::CONFLICT, "response-not-retained", "The reply was too large to keep")

@@ -2,16 +2,25 @@
 //! something comes, it may take its time.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use http_body::{Frame, SizeHint};
+use tokio::sync::Notify;
 
 /// How far it has got.
 #[derive(Clone, Debug)]
-pub(super) struct Progress(Arc<Mutex<(Instant, bool)>>);
+pub(super) struct Progress(Arc<Steps>);
+
+#[derive(Debug)]
+struct Steps {
+    /// The latest one, and whether it was the last.
+    latest: Mutex<(Instant, bool)>,
+    /// The last one was made: from then on another limit counts.
+    whole: Notify,
+}
 
 /// A body that tells when a piece of it is taken.
 #[derive(Debug)]
@@ -32,19 +41,31 @@ pub(super) enum Late {
 impl Upload {
     pub(super) fn new(body: Body) -> (Self, Progress) {
         let is_whole = http_body::Body::is_end_stream(&body);
-        let progress = Progress(Arc::new(Mutex::new((Instant::now(), is_whole))));
+        let steps = Steps { latest: Mutex::new((Instant::now(), is_whole)), whole: Notify::new() };
+        let progress = Progress(Arc::new(steps));
         (Self { body, progress: progress.clone() }, progress)
     }
 }
 
 impl Progress {
+    fn latest(&self) -> MutexGuard<'_, (Instant, bool)> {
+        self.0.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn note(&self, is_whole: bool) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Instant::now(), is_whole);
+        let mut latest = self.latest();
+        if latest.1 {
+            return;
+        }
+        *latest = (Instant::now(), is_whole);
+        if is_whole {
+            self.0.whole.notify_one();
+        }
     }
 
     /// When somebody is too slow, as far as that can be told by now.
     fn deadline(&self, idle: Duration, answer: Duration) -> (Instant, Late) {
-        match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        match *self.latest() {
             (last, true) => (last + answer, Late::Service),
             (last, false) => (last + idle, Late::Client),
         }
@@ -66,8 +87,10 @@ impl Progress {
             if deadline <= Instant::now() {
                 return Err(late);
             }
-            if let Ok(done) = tokio::time::timeout_at(deadline.into(), &mut call).await {
-                return Ok(done);
+            tokio::select! {
+                done = &mut call => return Ok(done),
+                () = tokio::time::sleep_until(deadline.into()) => {}
+                () = self.0.whole.notified() => {}
             }
         }
     }

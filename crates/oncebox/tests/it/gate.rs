@@ -145,10 +145,13 @@ where
     let policy = Policy { max_keys: Some(3), ..Policy::default() };
     let layer = Gate::new(fixture.store()).policy(policy.clone()).unwrap().unscoped();
     let layered = Router::new().route("/", post(|| async { "done" })).layer(layer);
-    let claimed = |tx: Claimed<F::Store>| async move { tx.seal(Response::new(Body::empty())).await.map(Body::new) };
-    let gate = Gate::new(fixture.store()).policy(policy).unwrap().transactional().scope(|_| {
-        Some(oncebox::gate::Caller { tenant: String::new(), principal: "another".into() })
-    });
+    let claimed =
+        |tx: Claimed<F::Store>| async move { tx.seal(Response::new(Body::empty())).await.map(Body::new) };
+    let gate = Gate::new(fixture.store())
+        .policy(policy)
+        .unwrap()
+        .transactional()
+        .scope(|_| Some(oncebox::gate::Caller { tenant: String::new(), principal: "another".into() }));
     let transactional = Router::new().route("/", post(claimed)).layer(gate);
 
     for app in [layered, transactional] {
