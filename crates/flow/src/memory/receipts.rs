@@ -39,6 +39,8 @@ pub(super) struct Shelf {
     /// Those in flight, likewise.
     running: BTreeSet<(Timestamp, ReceiptKey)>,
     bytes: usize,
+    /// How many each scope has.
+    scopes: HashMap<[u8; 32], usize>,
     /// The most room there is.
     capacity: Option<usize>,
 }
@@ -51,6 +53,7 @@ impl Shelf {
     fn set(&mut self, key: ReceiptKey, kept: Kept) {
         self.remove(key);
         self.bytes += kept.size();
+        *self.scopes.entry(key.scope).or_default() += 1;
         let by_age = if kept.is_over() { &mut self.aging } else { &mut self.running };
         by_age.insert((kept.receipt.expires_at, key));
         self.kept.insert(key, kept);
@@ -64,8 +67,17 @@ impl Shelf {
     fn remove(&mut self, key: ReceiptKey) {
         if let Some(kept) = self.kept.remove(&key) {
             self.bytes -= kept.size();
+            self.discount(key.scope);
             self.aging.remove(&(kept.receipt.expires_at, key));
             self.running.remove(&(kept.receipt.expires_at, key));
+        }
+    }
+
+    fn discount(&mut self, scope: [u8; 32]) {
+        let Some(count) = self.scopes.get_mut(&scope) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.scopes.remove(&scope);
         }
     }
 
@@ -73,12 +85,15 @@ impl Shelf {
         judge(self.kept.get(&request.key).map(|kept| &kept.receipt), request, now)
     }
 
-    fn told(&self, request: &AdmitRequest, ruling: Ruling) -> Admission {
+    fn told(&self, request: &AdmitRequest, ruling: Ruling, now: Timestamp) -> Admission {
         match ruling {
             Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
             Ruling::Replay => {
-                let reply = self.kept.get(&request.key).and_then(|kept| kept.reply.clone());
-                Admission::Replay(reply.unwrap_or_default())
+                let kept = self.kept.get(&request.key);
+                Admission::Replay {
+                    reply: kept.and_then(|kept| kept.reply.clone()).unwrap_or_default(),
+                    left: kept.map_or(Duration::ZERO, |kept| kept.receipt.expires_at.since(now)),
+                }
             }
             Ruling::InFlight { left } => Admission::InFlight { left },
             Ruling::Mismatch => Admission::Mismatch,
@@ -96,10 +111,12 @@ impl Shelf {
                 expires_at: now.plus(request.ttl),
             };
             self.set(request.key, Kept { receipt, reply: None });
-        } else if request.sliding && !matches!(ruling, Ruling::Mismatch) {
+        }
+        let told = self.told(request, ruling, now);
+        if request.sliding && !matches!(ruling, Ruling::Admit | Ruling::Mismatch) {
             self.slide(request.key, now.plus(request.ttl));
         }
-        self.told(request, ruling)
+        told
     }
 
     fn slide(&mut self, key: ReceiptKey, expires_at: Timestamp) {
@@ -195,6 +212,8 @@ impl Admitted {
 }
 
 impl Receipts for MemoryStore {
+    const IN_MEMORY: bool = true;
+
     async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
         Ok(self.state().receipts.admit(request, at(now)))
     }
@@ -213,9 +232,9 @@ impl Receipts for MemoryStore {
     }
 
     async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {
-        let state = self.state();
-        let ruling = state.receipts.ruling(request, at(now));
-        Ok((ruling != Ruling::Admit).then(|| state.receipts.told(request, ruling)))
+        let (state, now) = (self.state(), at(now));
+        let ruling = state.receipts.ruling(request, now);
+        Ok((ruling != Ruling::Admit).then(|| state.receipts.told(request, ruling, now)))
     }
 
     async fn prolong(&self, passes: &[Pass], lease: Duration, now: Option<Timestamp>) -> Result<Vec<bool>> {
@@ -250,6 +269,10 @@ impl Receipts for MemoryStore {
             state.receipts.end(pass, Standing::InDoubt, None)?;
         }
         Ok(())
+    }
+
+    async fn count(&self, scope: &[u8; 32], limit: usize) -> Result<usize> {
+        Ok(self.state().receipts.scopes.get(scope).map_or(0, |count| *count.min(&limit)))
     }
 
     async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {
