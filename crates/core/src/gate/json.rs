@@ -8,38 +8,65 @@
 /// Values inside values; deeper texts are compared byte by byte.
 const MAX_DEPTH: usize = 128;
 
+/// Before a text, in the form: its length, so that no text can look like the end of one.
+const LENGTH_BYTES: usize = size_of::<u64>();
+
 /// A form in which equal texts are equal, without the top-level members that
 /// `excluded` names (in any case). `None` if there is no such form: the text is
 /// not JSON, or has a member twice, of which readers see now the first, now
 /// the last.
 #[must_use]
 pub fn canonical(text: &[u8], excluded: &[String]) -> Option<Vec<u8>> {
-    let mut reader = Reader { rest: std::str::from_utf8(text).ok()?, form: Vec::with_capacity(text.len()) };
+    let rest = std::str::from_utf8(text).ok()?.as_bytes();
+    let form = Vec::with_capacity(rest.len() + rest.len() / 2);
+    let mut reader = Reader { rest, form, members: Vec::new(), sorted: Vec::new() };
     reader.value(0, excluded)?;
     reader.space();
     reader.rest.is_empty().then_some(reader.form)
 }
 
-/// Reads from `rest` and writes what it has read to `form`.
+/// Reads from `rest` and writes what it has read to `form`, at once: nothing is
+/// made of a value but its form.
 struct Reader<'t> {
-    rest: &'t str,
+    rest: &'t [u8],
     form: Vec<u8>,
+    /// Of all objects that are open, the innermost one's last.
+    members: Vec<Member>,
+    /// Where members are put in order.
+    sorted: Vec<u8>,
+}
+
+/// Where a member stands in the form.
+#[derive(Clone, Copy)]
+struct Member {
+    start: usize,
+    name: usize,
+    value: usize,
+    end: usize,
+}
+
+impl Member {
+    fn name_in(self, form: &[u8]) -> &[u8] {
+        form.get(self.name..self.value).unwrap_or_default()
+    }
 }
 
 impl Reader<'_> {
     fn space(&mut self) {
-        self.rest = self.rest.trim_start_matches([' ', '\t', '\r', '\n']);
+        while let [b' ' | b'\t' | b'\r' | b'\n', rest @ ..] = self.rest {
+            self.rest = rest;
+        }
     }
 
     /// Skips white space, and the character if it is next.
-    fn has(&mut self, wanted: char) -> bool {
+    fn has(&mut self, wanted: u8) -> bool {
         self.space();
-        match self.rest.strip_prefix(wanted) {
-            Some(rest) => {
+        match self.rest {
+            [next, rest @ ..] if *next == wanted => {
                 self.rest = rest;
                 true
             }
-            None => false,
+            _ => false,
         }
     }
 
@@ -47,74 +74,87 @@ impl Reader<'_> {
         if depth > MAX_DEPTH {
             return None;
         }
-        if self.has('{') {
-            return self.object(depth, excluded);
-        }
-        if self.has('[') {
-            return self.array(depth);
-        }
-        if self.rest.starts_with('"') {
-            let text = self.string()?;
-            self.write(b's', text.as_bytes());
-            return Some(());
-        }
-        for word in ["true", "false", "null"] {
-            if let Some(rest) = self.rest.strip_prefix(word) {
+        self.space();
+        match self.rest {
+            [b'{', rest @ ..] => {
                 self.rest = rest;
-                self.write(b'w', word.as_bytes());
-                return Some(());
+                self.object(depth, excluded)
             }
+            [b'[', rest @ ..] => {
+                self.rest = rest;
+                self.array(depth)
+            }
+            [b'"', ..] => self.string(),
+            [b't', ..] => self.word(b"true"),
+            [b'f', ..] => self.word(b"false"),
+            [b'n', ..] => self.word(b"null"),
+            _ => self.number(),
         }
-        let number = self.number()?;
-        self.write(b'n', number.as_bytes());
-        Some(())
     }
 
     fn object(&mut self, depth: usize, excluded: &[String]) -> Option<()> {
-        let mut members: Vec<(String, Vec<u8>)> = Vec::new();
-        if !self.has('}') {
+        let first = self.members.len();
+        self.form.push(b'{');
+        let inside = self.form.len();
+        if !self.has(b'}') {
             loop {
                 self.space();
-                let name = self.string()?;
-                if !self.has(':') {
+                let start = self.form.len();
+                self.string()?;
+                let value = self.form.len();
+                if !self.has(b':') {
                     return None;
                 }
-                let form = std::mem::take(&mut self.form);
                 self.value(depth + 1, &[])?;
-                let value = std::mem::replace(&mut self.form, form);
-                members.push((name, value));
-                if self.has('}') {
+                let end = self.form.len();
+                self.members.push(Member { start, name: start + 1 + LENGTH_BYTES, value, end });
+                if self.has(b'}') {
                     break;
                 }
-                if !self.has(',') {
+                if !self.has(b',') {
                     return None;
                 }
             }
         }
-        members.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        if members.windows(2).any(|pair| matches!(pair, [(one, _), (other, _)] if one == other)) {
+        self.order(first, inside, excluded)?;
+        self.members.truncate(first);
+        self.form.push(b'}');
+        Some(())
+    }
+
+    /// Puts the members from `first` on, whose forms begin at `inside`, in the order of their names.
+    fn order(&mut self, first: usize, inside: usize, excluded: &[String]) -> Option<()> {
+        let Self { form, members, sorted, .. } = self;
+        let members = members.get_mut(first..)?;
+        let is_ordered = members.is_sorted_by(|one, other| one.name_in(form) < other.name_in(form));
+        if is_ordered && excluded.is_empty() {
+            return Some(());
+        }
+        members.sort_unstable_by(|one, other| one.name_in(form).cmp(other.name_in(form)));
+        if !members.is_sorted_by(|one, other| one.name_in(form) < other.name_in(form)) {
             return None;
         }
-        let is_excluded = |name: &str| excluded.iter().any(|excluded| excluded.eq_ignore_ascii_case(name));
-        members.retain(|(name, _)| !is_excluded(name));
-        self.form.push(b'{');
-        for (name, value) in members {
-            self.write(b's', name.as_bytes());
-            self.form.extend_from_slice(&value);
+        sorted.clear();
+        for member in members {
+            let name = member.name_in(form);
+            if !excluded.iter().any(|excluded| excluded.as_bytes().eq_ignore_ascii_case(name)) {
+                sorted.extend_from_slice(form.get(member.start..member.end)?);
+            }
         }
-        self.form.push(b'}');
+        form.truncate(inside);
+        form.extend_from_slice(sorted);
         Some(())
     }
 
     fn array(&mut self, depth: usize) -> Option<()> {
         self.form.push(b'[');
-        if !self.has(']') {
+        if !self.has(b']') {
             loop {
                 self.value(depth + 1, &[])?;
-                if self.has(']') {
+                if self.has(b']') {
                     break;
                 }
-                if !self.has(',') {
+                if !self.has(b',') {
                     return None;
                 }
             }
@@ -123,71 +163,76 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Its length goes first, so that no text can look like the end of one.
     fn write(&mut self, kind: u8, text: &[u8]) {
         self.form.push(kind);
         self.form.extend_from_slice(&(text.len() as u64).to_be_bytes());
         self.form.extend_from_slice(text);
     }
 
+    fn word(&mut self, word: &[u8]) -> Option<()> {
+        self.rest = self.rest.strip_prefix(word)?;
+        self.write(b'w', word);
+        Some(())
+    }
+
     /// What a string says, without its quotes and escapes.
-    fn string(&mut self) -> Option<String> {
-        let mut text = String::new();
-        let mut rest = self.rest.strip_prefix('"')?;
+    fn string(&mut self) -> Option<()> {
+        let mut rest = self.rest.strip_prefix(b"\"")?;
+        self.write(b's', b"");
+        let start = self.form.len();
         loop {
-            let plain = rest.find(['"', '\\']).unwrap_or(rest.len());
-            let (before, after) = rest.split_at(plain);
-            if before.contains(|character: char| character < ' ') {
-                return None;
-            }
-            text.push_str(before);
-            let mut characters = after.chars();
-            match (characters.next()?, characters.next()) {
-                ('"', _) => {
-                    self.rest = after.get(1..)?;
-                    return Some(text);
+            let plain = rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | ..b' '))?;
+            let (before, after) = rest.split_at_checked(plain)?;
+            self.form.extend_from_slice(before);
+            match after {
+                [b'"', after @ ..] => {
+                    self.rest = after;
+                    break;
                 }
-                (_, Some('u')) => {
+                [b'\\', b'u', ..] => {
                     let (character, read) = unicode(after)?;
-                    text.push(character);
+                    self.form.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
                     rest = after.get(read..)?;
                 }
-                (_, Some(escaped)) => {
-                    text.push(match escaped {
-                        '"' | '\\' | '/' => escaped,
-                        'b' => '\u{8}',
-                        'f' => '\u{c}',
-                        'n' => '\n',
-                        'r' => '\r',
-                        't' => '\t',
+                [b'\\', escaped, after @ ..] => {
+                    self.form.push(match escaped {
+                        b'"' | b'\\' | b'/' => *escaped,
+                        b'b' => 8,
+                        b'f' => 12,
+                        b'n' => b'\n',
+                        b'r' => b'\r',
+                        b't' => b'\t',
                         _ => return None,
                     });
-                    rest = after.get(2..)?;
+                    rest = after;
                 }
-                (_, None) => return None,
+                _ => return None,
             }
         }
+        let length = (self.form.len() - start) as u64;
+        self.form.get_mut(start - LENGTH_BYTES..start)?.copy_from_slice(&length.to_be_bytes());
+        Some(())
     }
 
     /// A number as it stands there.
-    fn number(&mut self) -> Option<String> {
-        let end = self.rest.find(|c: char| !matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E'));
-        let (number, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
-        if !is_number(number) {
-            return None;
-        }
+    fn number(&mut self) -> Option<()> {
+        let rest = number_end(self.rest)?;
+        let (number, _) = self.rest.split_at_checked(self.rest.len() - rest.len())?;
+        self.write(b'n', number);
         self.rest = rest;
-        Some(number.to_owned())
+        Some(())
     }
 }
 
 /// The character that `\u` and four digits stand for, or two of these, and how
 /// many bytes that took. Half of a pair stands for nothing.
-fn unicode(text: &str) -> Option<(char, usize)> {
-    let unit = |text: &str| {
-        let digits = text.strip_prefix("\\u")?.get(..4)?;
-        let is_hex = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-        u16::from_str_radix(digits, 16).ok().filter(|_| is_hex)
+fn unicode(text: &[u8]) -> Option<(char, usize)> {
+    let unit = |text: &[u8]| {
+        let digits = text.strip_prefix(b"\\u")?.get(..4)?;
+        digits.iter().try_fold(0_u16, |unit, digit| {
+            let digit = char::from(*digit).to_digit(16)?;
+            Some(unit << 4 | u16::try_from(digit).ok()?)
+        })
     };
     let first = unit(text)?;
     if let Some(character) = char::from_u32(u32::from(first)) {
@@ -198,21 +243,26 @@ fn unicode(text: &str) -> Option<(char, usize)> {
     Some((character, 12))
 }
 
-fn is_number(text: &str) -> bool {
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let text = text.strip_prefix('-').unwrap_or(text);
-    let (mantissa, exponent) = match text.split_once(['e', 'E']) {
-        Some((mantissa, exponent)) => (mantissa, Some(exponent)),
-        None => (text, None),
+/// What follows a number that stands at the beginning.
+fn number_end(text: &[u8]) -> Option<&[u8]> {
+    let digits = |text: &'_ [u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let some_digits = |text| Some(digits(text)).filter(|count| *count > 0);
+    let unsigned = text.strip_prefix(b"-").unwrap_or(text);
+    let mut rest = match unsigned {
+        [b'0', rest @ ..] => rest,
+        _ => unsigned.get(some_digits(unsigned)?..)?,
     };
-    let (whole, fraction) = match mantissa.split_once('.') {
-        Some((whole, fraction)) => (whole, Some(fraction)),
-        None => (mantissa, None),
-    };
-    digits(whole)
-        && (whole == "0" || !whole.starts_with('0'))
-        && fraction.is_none_or(digits)
-        && exponent.is_none_or(|exponent| digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent)))
+    if let [b'.', fraction @ ..] = rest {
+        rest = fraction.get(some_digits(fraction)?..)?;
+    }
+    if let [b'e' | b'E', exponent @ ..] = rest {
+        let exponent = match exponent {
+            [b'+' | b'-', unsigned @ ..] => unsigned,
+            _ => exponent,
+        };
+        rest = exponent.get(some_digits(exponent)?..)?;
+    }
+    Some(rest)
 }
 
 #[cfg(test)]
