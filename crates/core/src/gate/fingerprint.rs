@@ -84,8 +84,10 @@ impl fmt::Debug for Fingerprint {
 impl Request<'_> {
     fn is_json(&self) -> bool {
         let essence = self.content_type.unwrap_or_default().split(';').next().unwrap_or_default();
-        let essence = essence.trim().to_ascii_lowercase();
-        essence == "application/json" || essence.ends_with("+json")
+        let essence = essence.trim().as_bytes();
+        let suffix = essence.len().checked_sub(b"+json".len()).and_then(|start| essence.get(start..));
+        essence.eq_ignore_ascii_case(b"application/json")
+            || suffix.is_some_and(|suffix| suffix.eq_ignore_ascii_case(b"+json"))
     }
 }
 

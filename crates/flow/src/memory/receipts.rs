@@ -49,11 +49,12 @@ impl Shelf {
     }
 
     fn set(&mut self, key: ReceiptKey, kept: Kept) {
-        self.remove(key);
-        self.bytes += kept.size();
-        let by_age = if kept.is_over() { &mut self.aging } else { &mut self.running };
-        by_age.insert((kept.receipt.expires_at, key));
-        self.kept.insert(key, kept);
+        let (size, is_over, expires_at) = (kept.size(), kept.is_over(), kept.receipt.expires_at);
+        if let Some(before) = self.kept.insert(key, kept) {
+            self.strike(key, &before);
+        }
+        self.bytes += size;
+        self.by_age(is_over).insert((expires_at, key));
         // What is in flight stays.
         while self.capacity.is_some_and(|capacity| self.bytes > capacity) {
             let Some((_, oldest)) = self.aging.first().copied() else { break };
@@ -63,10 +64,18 @@ impl Shelf {
 
     fn remove(&mut self, key: ReceiptKey) {
         if let Some(kept) = self.kept.remove(&key) {
-            self.bytes -= kept.size();
-            self.aging.remove(&(kept.receipt.expires_at, key));
-            self.running.remove(&(kept.receipt.expires_at, key));
+            self.strike(key, &kept);
         }
+    }
+
+    /// What is no longer kept takes no room and has no age.
+    fn strike(&mut self, key: ReceiptKey, kept: &Kept) {
+        self.bytes -= kept.size();
+        self.by_age(kept.is_over()).remove(&(kept.receipt.expires_at, key));
+    }
+
+    const fn by_age(&mut self, is_over: bool) -> &mut BTreeSet<(Timestamp, ReceiptKey)> {
+        if is_over { &mut self.aging } else { &mut self.running }
     }
 
     fn ruling(&self, request: &AdmitRequest, now: Timestamp) -> Ruling {
