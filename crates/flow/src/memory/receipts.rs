@@ -11,8 +11,8 @@ use oncebox_core::{Error, Kind, Result, Timestamp};
 
 use super::store::{MemoryStore, MemoryTx, at, lock};
 
-/// What a receipt takes beside its reply, about.
-const OVERHEAD: usize = 256;
+/// What a receipt takes beside its reply, about: its places in the table and by age, and what allocations round up to.
+const OVERHEAD: usize = 512;
 
 struct Kept {
     receipt: Receipt,
