@@ -18,7 +18,7 @@
 //!
 //! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options.
 //! - `service`: one request, from its key to its answer; `flight`: the run in between, which a client that
-//!   hangs up does not end.
+//!   hangs up does not end; `patience`: waiting for either.
 //! - `record`: what is kept of a reply; `answer`: what the gate itself says.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
 //! - `extract`: the same for axum. [`carry`]: what messages inherit from a request.
@@ -32,6 +32,7 @@ mod extract;
 mod flight;
 mod gate;
 pub mod keys;
+mod patience;
 pub mod policy;
 mod record;
 mod service;

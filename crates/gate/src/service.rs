@@ -6,13 +6,14 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Caller, Fingerprint, KeySyntax, OnMismatch, ReceiptKey, Receipts, RequestKey,
+    Admission, AdmitRequest, Caller, Fingerprint, KeyMaker, KeySyntax, OnMismatch, ReceiptKey, Receipts,
+    RequestKey,
 };
 use oncebox_core::{Digest, Error, Kind};
 use tower_service::Service;
@@ -23,12 +24,13 @@ use crate::carry::Current;
 use crate::claim::{Claim, Sealed};
 use crate::flight::Flight;
 use crate::gate::{Gate, Inner, Running};
+use crate::patience;
 use crate::policy::{InFlight, Policy, Strategy};
 use crate::record;
 use crate::telemetry;
 
 /// The header that carries the key.
-const KEY: &str = "idempotency-key";
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// How long the store may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The wait before a copy looks again for a reply that another process makes.
@@ -54,7 +56,7 @@ pub struct IdempotencyKey {
     /// As the client sent it, without quotes.
     pub key: RequestKey,
     pub(crate) receipt: ReceiptKey,
-    keys: oncebox_core::gate::KeyMaker,
+    keys: Arc<KeyMaker>,
 }
 
 impl IdempotencyKey {
@@ -104,7 +106,7 @@ where
 }
 
 /// What an unprotected reply is marked with.
-type Mark = Option<(http::HeaderName, &'static str)>;
+type Mark = Option<(HeaderName, &'static str)>;
 
 fn marked(mut response: Response<GateBody>, mark: Mark) -> Response<GateBody> {
     if let Some((name, value)) = mark {
@@ -181,8 +183,9 @@ impl<S: Receipts> Entrance<S> {
             String::new()
         };
         let receipt = gate.keys.make(&caller, &route, &key);
-        let admit = admit_request(receipt, fingerprint(&parts, &body, &policy), &policy);
-        let key = IdempotencyKey { key, receipt, keys: gate.keys.clone() };
+        let fingerprint = fingerprint(&parts, &body, &policy);
+        let admit = admit_request(receipt, gate.tokens.draw(), fingerprint, &policy);
+        let key = IdempotencyKey { key, receipt, keys: Arc::clone(&gate.keys) };
         let entrance = Self { gate: Arc::clone(gate), policy, key, admit };
         Way::Through(Box::new(entrance), Request::from_parts(parts, B::from(body)))
     }
@@ -208,7 +211,7 @@ impl<S: Receipts> Entrance<S> {
         }
         let policy = Arc::clone(&self.policy);
         // With the admission: a client that hangs up during it must not leave a key that nobody runs.
-        let running = tokio::spawn(async move {
+        let running = async move {
             match self.admit().await {
                 Verdict::Answer(response) => Ok(response),
                 Verdict::Unprotected(mark) => {
@@ -220,8 +223,8 @@ impl<S: Receipts> Entrance<S> {
                     flight.run(current.run(async move { inner.call(request).await })).await
                 }
             }
-        });
-        running.await.unwrap_or_else(|_| Ok(Problem::Panicked.answer(&policy)))
+        };
+        patience::to_its_end(running).await.unwrap_or_else(|| Ok(Problem::Panicked.answer(&policy)))
     }
 
     /// The handler claims the key in its own transaction; here only what is already decided is told.
@@ -270,7 +273,7 @@ impl<S: Receipts> Entrance<S> {
     async fn admit(&self) -> Verdict {
         let (started, mut glance) = (Instant::now(), GLANCE);
         loop {
-            let asked = tokio::time::timeout(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
+            let asked = patience::within(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
             let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
             let admission = match asked.unwrap_or_else(late) {
                 Ok(admission) => admission,
@@ -386,13 +389,11 @@ fn fingerprint(parts: &Parts, body: &[u8], policy: &Policy) -> Fingerprint {
     }
 }
 
-fn admit_request(key: ReceiptKey, fingerprint: Fingerprint, policy: &Policy) -> AdmitRequest {
-    // The low bits of a UUID of version 4 are random, but for six of the first.
-    let (_, random) = uuid::Uuid::new_v4().as_u64_pair();
+fn admit_request(key: ReceiptKey, token: i64, fingerprint: Fingerprint, policy: &Policy) -> AdmitRequest {
     let replaces = policy.strategy == Strategy::LastWriteWins;
     AdmitRequest {
         key,
-        token: i64::from_ne_bytes(random.to_ne_bytes()),
+        token,
         fingerprint,
         lease: policy.lease,
         ttl: policy.ttl,
