@@ -100,17 +100,17 @@ impl Run {
     }
 
     const fn quick(&self, connections: usize, keys: Keys) -> Load {
-        Load { requests: self.sizes.quick, connections, keys, with_session: false }
+        Load { requests: self.sizes.quick, connections, keys, with_session: false, is_awake: self.is_pinned }
     }
 
     const fn durable(&self, connections: usize, keys: Keys) -> Load {
-        Load { requests: self.sizes.durable, connections, keys, with_session: false }
+        Load { requests: self.sizes.durable, is_awake: false, ..self.quick(connections, keys) }
     }
 
     /// One load on a fresh process.
     async fn once(&self, service: &Service, load: Load) -> Report {
         let child = Child::start(&service.command(), self.place(Place::Alone));
-        load::run(&child, &child, load).await
+        load::run(&child, &child, load)
     }
 
     /// Two services in turn, each round with fresh processes.

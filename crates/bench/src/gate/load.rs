@@ -24,6 +24,9 @@ pub(super) struct Load {
     pub(super) keys: Keys,
     /// Whether each connection has a session, as a cookie says.
     pub(super) with_session: bool,
+    /// Whether clients never sleep: to wake one costs the service more, the
+    /// more it keeps it waiting, which says nothing about the service.
+    pub(super) is_awake: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +59,18 @@ pub(super) fn order() -> String {
 
 /// Sends everything to `entry`. Each answer must be 201, and the handler, which
 /// `service` has, must have run once for each key.
-pub(super) async fn run(entry: &Child, service: &Child, load: Load) -> Report {
+pub(super) fn run(entry: &Child, service: &Child, load: Load) -> Report {
+    std::thread::scope(|scope| {
+        // Clients have one thread, which polls its sockets between turns.
+        let clients = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(on_this_thread(entry, service, load))
+        });
+        clients.join().expect("every answer is as it should be")
+    })
+}
+
+async fn on_this_thread(entry: &Child, service: &Child, load: Load) -> Report {
     let share = load.requests / load.connections;
     let clients = connect(entry, load).await;
     let before = Client::runs(&service.address).await;
@@ -65,8 +79,12 @@ pub(super) async fn run(entry: &Child, service: &Child, load: Load) -> Report {
     for client in clients {
         tasks.spawn(send(client, share, load.keys));
     }
+    let awake = load.is_awake.then(|| tokio::spawn(stay_awake()));
     let mut took: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
     let (elapsed, cpu) = (started.elapsed().as_secs_f64(), entry.cpu_micros() - cpu);
+    if let Some(awake) = awake {
+        awake.abort();
+    }
     let runs = Client::runs(&service.address).await - before;
     let expected = if load.keys == Keys::Same { 0 } else { took.len() };
     assert_eq!(runs, expected, "runs of the handler");
@@ -77,6 +95,12 @@ pub(super) async fn run(entry: &Child, service: &Child, load: Load) -> Report {
         cpu_micros: cpu / took.len() as f64,
         p50_millis: millis(0.5),
         p99_millis: millis(0.99),
+    }
+}
+
+async fn stay_awake() {
+    loop {
+        tokio::task::yield_now().await;
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::child::{Child, Place};
-use super::load::{self, Keys, Report};
+use super::load::{self, Keys, Load, Report};
 use super::server::{Before, Service};
 use super::{Run, of};
 use crate::machine::TempDir;
@@ -49,5 +49,6 @@ async fn once(run: &Run, program: &str, routes: Option<&Path>) -> Report {
         command.arg("--routes").arg(routes);
     }
     let proxy = Child::start_saying(&command, run.place(Place::Alone), "gate listens on http://");
-    load::run(&proxy, &service, run.quick(64, Keys::Unique)).await
+    // Clients that never sleep would take the processor from the service.
+    load::run(&proxy, &service, Load { is_awake: false, ..run.quick(64, Keys::Unique) })
 }
