@@ -2,7 +2,7 @@
 //! started before something has to be waited for.
 
 use std::panic::AssertUnwindSafe;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ pub(crate) async fn within<T>(patience: Duration, work: impl Future<Output = T>)
 /// Runs on when whoever waits for it goes away; `None` if it panics. What never
 /// has to wait cannot be left, and needs no task of its own.
 pub(crate) async fn to_its_end<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
+    work: Pin<Box<impl Future<Output = T> + Send + 'static>>,
 ) -> Option<T> {
-    let mut work = Box::pin(AssertUnwindSafe(work).catch_unwind());
-    if let Poll::Ready(done) = futures_util::poll!(work.as_mut()) {
+    let mut work = AssertUnwindSafe(work).catch_unwind();
+    if let Poll::Ready(done) = futures_util::poll!(&mut work) {
         return done.ok();
     }
     tokio::spawn(work).await.ok()?.ok()

@@ -211,7 +211,7 @@ impl<S: Receipts> Entrance<S> {
         }
         let policy = Arc::clone(&self.policy);
         // With the admission: a client that hangs up during it must not leave a key that nobody runs.
-        let running = async move {
+        let running = Box::pin(async move {
             match self.admit().await {
                 Verdict::Answer(response) => Ok(response),
                 Verdict::Unprotected(mark) => {
@@ -220,10 +220,13 @@ impl<S: Receipts> Entrance<S> {
                 }
                 Verdict::Run(pass) => {
                     let flight = Flight::begin(self.gate, self.policy, pass);
-                    flight.run(current.run(async move { inner.call(request).await })).await
+                    // A future takes its room twice in each that it is handed on to; 17 KiB were moved
+                    // for a request, with this and `running` in boxes 6.
+                    let call = Box::pin(current.run(async move { inner.call(request).await }));
+                    flight.run(call).await
                 }
             }
-        };
+        });
         patience::to_its_end(running).await.unwrap_or_else(|| Ok(Problem::Panicked.answer(&policy)))
     }
 
