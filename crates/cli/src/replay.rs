@@ -17,8 +17,8 @@ into the outbox, what it causes elsewhere. That is for handlers whose work was l
 wrong. The marker of the first run stays, so copies of the message still do nothing, and the
 replay itself takes effect once. Other handlers of the message are not run.
 
-A delivery is kept for some time after it is done; its number is in the table `delivery`. One
-that is dead is not done: `oncebox dead requeue` tries it again.
+A delivery is kept for some time after it is done; its number is in the table `finished`, on
+SQLite `oncebox_delivery`. One that is dead is not done: `oncebox dead requeue` tries it again.
 
 Example:
   oncebox replay d42 --yes --db app.db";

@@ -256,8 +256,9 @@ pub trait Depot: Dedup {
     ) -> impl Future<Output = Result<Vec<Deposited>>> + Send;
 
     /// Leases deliveries that are due, oldest first, in a short transaction.
-    /// One whose lease has run out is due; if its run had started, that was a
-    /// death, and it is a suspect from then on, until a run of it is concluded.
+    /// One whose lease has run out is due, in the place that it had; if its run
+    /// had started, that was a death, and it is a suspect from then on, until a
+    /// run of it is concluded.
     ///
     /// # Errors
     /// By kind of the failed statement.

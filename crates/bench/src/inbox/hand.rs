@@ -95,14 +95,15 @@ async fn lease(connection: &mut PgConnection) -> Vec<PgRow> {
         "WITH due AS MATERIALIZED (
             SELECT number FROM oncebox.delivery
             WHERE scope = '' AND handler = $1 AND state = 'ready' AND due_at <= statement_timestamp()
+                AND lease_until IS NULL
             ORDER BY due_at, number LIMIT $2
             FOR UPDATE SKIP LOCKED),
          leased AS (
             UPDATE oncebox.delivery
-            SET state = 'leased', holder = 'hand', fence = fence + 1,
+            SET holder = 'hand', fence = fence + 1,
                 started = number = (SELECT min(number) FROM due),
                 attempts = attempts + (number = (SELECT min(number) FROM due))::integer,
-                due_at = clock_timestamp() + interval '1 minute'
+                lease_until = clock_timestamp() + interval '1 minute'
             WHERE number = ANY (ARRAY(SELECT number FROM due))
             RETURNING number, fence, message)
          SELECT l.number, l.fence, m.source, m.id, m.payload
@@ -123,13 +124,18 @@ async fn handle(lab: &PostgresLab, connection: &mut PgConnection, row: &PgRow, n
     lab.record(&mut tx, order).await;
     let done = sqlx::query(
         "WITH mine AS (
-            UPDATE oncebox.delivery
-            SET state = 'done', ended_at = clock_timestamp(), started = false, holder = NULL
-            WHERE number = $1 AND fence = $2 AND state = 'leased'
-            RETURNING number),
+            DELETE FROM oncebox.delivery
+            WHERE number = $1 AND fence = $2 AND lease_until IS NOT NULL
+            RETURNING *),
+         kept AS (
+            INSERT INTO oncebox.finished (number, message, scope, handler, tenant, key_source, key_id, digest,
+                fence, attempts, generation, history, ended_at)
+            SELECT number, message, scope, handler, tenant, key_source, key_id, digest, fence, attempts,
+                generation, history, clock_timestamp()
+            FROM mine),
          next AS (
             UPDATE oncebox.delivery SET started = true, attempts = attempts + 1
-            WHERE number = $7 AND fence = $8 AND state = 'leased')
+            WHERE number = $7 AND fence = $8 AND lease_until IS NOT NULL)
          INSERT INTO oncebox.marker (tenant, handler, source, id, digest, processed_at)
          SELECT '', $3, $4, $5, $6, clock_timestamp() FROM mine
          ON CONFLICT DO NOTHING",

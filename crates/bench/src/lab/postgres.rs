@@ -109,14 +109,15 @@ impl PostgresLab {
     /// Empties the durable inbox, with its markers and effects.
     pub(crate) async fn forget_inbox(&self) {
         self.run(
-            "TRUNCATE oncebox.message, oncebox.delivery, oncebox.effect, oncebox.marker, bench_order, bench_effect",
+            "TRUNCATE oncebox.message, oncebox.delivery, oncebox.finished, oncebox.effect, oncebox.marker,
+                bench_order, bench_effect",
         )
         .await;
     }
 
     /// Deliveries that are done.
     pub(crate) async fn done(&self) -> u64 {
-        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM oncebox.delivery WHERE state = 'done'")
+        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM oncebox.finished")
             .fetch_one(self.pool())
             .await
             .expect("a count");
@@ -139,9 +140,11 @@ impl PostgresLab {
              marker AS (
                 INSERT INTO oncebox.marker (tenant, handler, source, id, digest, processed_at)
                 SELECT '', $6, 'bench', id, $3, at FROM past)
-             INSERT INTO oncebox.delivery (message, scope, handler, tenant, key_source, key_id, digest, state,
-                due_at, fence, attempts, ended_at)
-             SELECT number, '', $6, '', 'bench', id, digest, 'done', received_at, 1, 1, received_at FROM message",
+             INSERT INTO oncebox.finished (number, message, scope, handler, tenant, key_source, key_id, digest,
+                fence, attempts, generation, history, ended_at)
+             SELECT nextval(pg_get_serial_sequence('oncebox.delivery', 'number')), number, '', $6, '', 'bench', id,
+                digest, 1, 1, 0, '[]', received_at
+             FROM message",
         )
         .bind(rows.cast_signed())
         .bind(Order::NAME)

@@ -56,8 +56,10 @@ pub(super) struct Delivery {
     pub(super) digest: Digest,
     pub(super) lane: Option<String>,
     pub(super) stage: Stage,
-    /// When somebody may take it: its time, or the end of its lease.
+    /// Its time. It keeps that while it is leased.
     pub(super) due_at: Timestamp,
+    /// While it is leased: when somebody else may take it.
+    pub(super) lease_until: Option<Timestamp>,
     pub(super) fence: i64,
     pub(super) holder: Option<String>,
     pub(super) started: bool,
@@ -80,6 +82,7 @@ impl Delivery {
             lane: None,
             stage: Stage::Ready,
             due_at: now,
+            lease_until: None,
             fence: 0,
             holder: None,
             started: false,
@@ -121,7 +124,7 @@ impl Delivery {
         self.stage = Stage::Leased;
         self.fence += 1;
         self.holder = Some(holder.to_owned());
-        self.due_at = until;
+        self.lease_until = Some(until);
         self.started = false;
     }
 
@@ -187,5 +190,6 @@ impl Delivery {
     fn let_go(&mut self) {
         self.started = false;
         self.holder = None;
+        self.lease_until = None;
     }
 }

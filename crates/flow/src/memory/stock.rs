@@ -97,13 +97,18 @@ impl Stock {
         })
     }
 
-    /// What is ready or leased of a handler and due at `now`, longest due first.
+    /// What is ready of a handler and due at `now`, or was when its lease ran out; longest due first.
     pub(super) fn due(
         &self,
         handler: &HandlerId,
         now: Timestamp,
     ) -> impl Iterator<Item = (Timestamp, Number)> {
-        self.due.get(handler).into_iter().flatten().copied().take_while(move |(due_at, _)| *due_at <= now)
+        let is_free = move |number: Number| {
+            let until = self.deliveries.get(&number).and_then(|delivery| delivery.lease_until);
+            until.is_none_or(|until| until <= now)
+        };
+        let due = self.due.get(handler).into_iter().flatten().copied();
+        due.take_while(move |(due_at, _)| *due_at <= now).filter(move |(_, number)| is_free(*number))
     }
 
     pub(super) fn handlers(&self) -> impl Iterator<Item = &HandlerId> {
@@ -158,7 +163,7 @@ impl Stock {
     pub(super) fn renew(&mut self, ticket: Ticket, until: Timestamp) -> bool {
         let held = self.deliveries.get(&ticket.number).filter(|delivery| delivery.is_held_by(ticket));
         let Some(mut renewed) = held.cloned() else { return false };
-        renewed.due_at = until;
+        renewed.lease_until = Some(until);
         self.put_delivery(ticket.number, renewed);
         true
     }
@@ -174,7 +179,7 @@ impl Stock {
                 && delivery.stage == Stage::Leased
                 && delivery.fence == renewed.fence
             {
-                delivery.due_at = delivery.due_at.max(renewed.due_at);
+                delivery.lease_until = delivery.lease_until.max(renewed.lease_until);
             }
             self.put_delivery(number, delivery);
         }

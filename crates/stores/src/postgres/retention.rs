@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use oncebox_core::depot::Number;
 use oncebox_core::store::Purge;
-use oncebox_core::{Result, Retention, Timestamp};
+use oncebox_core::{Result, Retention, Store, Timestamp};
 
 use super::error::failed;
 use super::row::{clock, limit, span};
@@ -21,7 +22,7 @@ impl Retention for PostgresStore {
             Purge::Deliveries { older_than, .. } => {
                 (include_str!("sql/purge_deliveries.sql"), *older_than, "cannot purge deliveries")
             }
-            Purge::Messages(age) => (include_str!("sql/purge_messages.sql"), *age, "cannot purge messages"),
+            Purge::Messages(age) => return purge_messages(self, *age, rows, now).await,
         };
         let mut query = sqlx::query(self.sql(text)).bind(span(age)).bind(limit(rows)).bind(clock(now));
         query = match purge {
@@ -43,4 +44,30 @@ impl Retention for PostgresStore {
             .map_err(failed("cannot take the right to sweep"))?;
         Ok(done.rows_affected() > 0)
     }
+}
+
+/// Locks what seems to be needed no more, and then looks again: in between,
+/// somebody may have given one of them to a handler.
+async fn purge_messages(
+    store: &PostgresStore,
+    age: Duration,
+    rows: usize,
+    now: Option<Timestamp>,
+) -> Result<usize> {
+    const FAILED: &str = "cannot purge messages";
+    let mut tx = store.begin().await?;
+    let candidates: Vec<Number> = sqlx::query_scalar(store.sql(include_str!("sql/purge_messages_lock.sql")))
+        .bind(span(age))
+        .bind(limit(rows))
+        .bind(clock(now))
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(failed(FAILED))?;
+    let purged = sqlx::query(store.sql(include_str!("sql/purge_messages.sql")))
+        .bind(candidates)
+        .execute(&mut *tx)
+        .await
+        .map_err(failed(FAILED))?;
+    store.commit(tx).await?;
+    Ok(usize::try_from(purged.rows_affected()).unwrap_or(usize::MAX))
 }

@@ -18,6 +18,7 @@ use super::{columns, fenced};
 
 const FINISH_FAILED: &str = "cannot finish a delivery";
 const CONCLUDE_FAILED: &str = "cannot conclude a delivery";
+const STANDING_FAILED: &str = "cannot see where a delivery stands";
 
 pub(super) async fn finish(
     store: &PostgresStore,
@@ -233,25 +234,30 @@ async fn write(
     (ticket, fate): (Ticket, &Fate<'_>),
     row: &mut Row,
 ) -> Result<()> {
-    let (text, state, leaves_lane) = match *fate {
+    let text = match *fate {
         Fate::Retry { spent, code, reason, .. } => {
             if spent {
                 row.remember(code, reason);
             } else {
                 row.uncount();
             }
-            (include_str!("../sql/conclude_retry.sql"), "ready", false)
+            include_str!("../sql/conclude_retry.sql")
         }
-        Fate::Dead { spent, code, reason, frees_lane } => {
+        Fate::Dead { spent, code, reason, .. } => {
             row.remember(code, reason);
             if !spent {
                 row.uncount();
             }
-            (include_str!("../sql/conclude_end.sql"), "dead", frees_lane)
+            include_str!("../sql/conclude_end.sql")
         }
         Fate::Duplicate => {
-            (row.code, row.reason) = (None, None);
-            (include_str!("../sql/conclude_end.sql"), "done", false)
+            sqlx::query(store.sql(include_str!("../sql/conclude_done.sql")))
+                .bind(ticket.number)
+                .bind(Time(row.now))
+                .execute(tx)
+                .await
+                .map_err(failed(CONCLUDE_FAILED))?;
+            return Ok(());
         }
     };
     let query = sqlx::query(store.sql(text))
@@ -263,7 +269,8 @@ async fn write(
         .bind(Time(row.now));
     let query = match *fate {
         Fate::Retry { after, .. } => query.bind(span(after)),
-        Fate::Dead { .. } | Fate::Duplicate => query.bind(state).bind(leaves_lane),
+        Fate::Dead { frees_lane, .. } => query.bind(frees_lane),
+        Fate::Duplicate => query,
     };
     query.execute(tx).await.map_err(failed(CONCLUDE_FAILED))?;
     Ok(())
@@ -272,15 +279,22 @@ async fn write(
 pub(super) async fn standing(store: &PostgresStore, ticket: Ticket) -> Result<Standing> {
     // The lock waits for a commit that is under way.
     let mut tx = store.begin().await?;
-    let row: Option<(String, i64)> = sqlx::query_as(store.sql(include_str!("../sql/standing.sql")))
+    let held: Option<(i64, bool)> = sqlx::query_as(store.sql(include_str!("../sql/standing.sql")))
         .bind(ticket.number)
         .fetch_optional(&mut *tx)
         .await
-        .map_err(failed("cannot see where a delivery stands"))?;
+        .map_err(failed(STANDING_FAILED))?;
+    // A statement of its own, so that it sees that commit.
+    let is_done = sqlx::query_scalar(store.sql(include_str!("../sql/standing_done.sql")))
+        .bind(ticket.number)
+        .bind(ticket.fence)
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(failed(STANDING_FAILED))?;
     store.rollback(tx).await?;
-    Ok(match row {
-        Some((state, fence)) if fence == ticket.fence && state == "done" => Standing::Done,
-        Some((state, fence)) if fence == ticket.fence && state == "leased" => Standing::Held,
+    Ok(match held {
+        _ if is_done => Standing::Done,
+        Some((fence, true)) if fence == ticket.fence => Standing::Held,
         _ => Standing::Lost,
     })
 }

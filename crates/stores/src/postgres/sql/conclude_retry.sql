@@ -1,4 +1,4 @@
 UPDATE oncebox.delivery
-SET state = 'ready', due_at = $6::timestamptz + $7 * interval '1 microsecond', started = false,
+SET due_at = $6::timestamptz + $7 * interval '1 microsecond', lease_until = NULL, started = false,
     holder = NULL, deaths = 0, attempts = $2, code = $3, reason = $4, history = $5
 WHERE number = $1

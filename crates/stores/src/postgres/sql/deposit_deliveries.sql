@@ -13,7 +13,7 @@ INSERT INTO oncebox.delivery (
         WHEN EXISTS (
             SELECT FROM oncebox.delivery AS front
             WHERE front.scope = a.scope AND front.handler = a.handler AND front.tenant = a.tenant
-                AND front.lane = a.lane AND front.state NOT IN ('done', 'discarded')
+                AND front.lane = a.lane AND front.state <> 'discarded'
         ) THEN 'behind'
         ELSE 'ready'
     END
@@ -39,6 +39,10 @@ FROM (
 WHERE NOT EXISTS (
     SELECT FROM oncebox.marker AS k
     WHERE k.tenant = a.tenant AND k.handler = a.marker AND k.source = a.key_source AND k.id = a.key_id
+) AND NOT EXISTS (
+    SELECT FROM oncebox.finished AS f
+    WHERE f.scope = a.scope AND f.handler = a.handler AND f.tenant = a.tenant
+        AND f.key_source = a.key_source AND f.key_id = a.key_id
 )
 ORDER BY a.n
 ON CONFLICT DO NOTHING

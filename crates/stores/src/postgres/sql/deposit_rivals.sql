@@ -1,10 +1,16 @@
--- The body that a delivery or a marker has under each key.
+-- The body that a delivery, done or not, or a marker has under each key.
 SELECT coalesce(
     (
         SELECT d.digest
         FROM oncebox.delivery AS d
         WHERE d.scope = r.scope AND d.handler = r.handler AND d.tenant = r.tenant
             AND d.key_source = r.key_source AND d.key_id = r.key_id
+    ),
+    (
+        SELECT f.digest
+        FROM oncebox.finished AS f
+        WHERE f.scope = r.scope AND f.handler = r.handler AND f.tenant = r.tenant
+            AND f.key_source = r.key_source AND f.key_id = r.key_id
     ),
     (
         SELECT k.digest

@@ -1,7 +1,7 @@
 WITH mine AS MATERIALIZED (
     SELECT number, generation
     FROM oncebox.delivery
-    WHERE number = $1 AND fence = $2 AND state = 'leased'
+    WHERE number = $1 AND fence = $2 AND lease_until IS NOT NULL
     FOR NO KEY UPDATE
 )
 INSERT INTO oncebox.effect AS e (delivery, generation, name, intended_at, result)

@@ -1,10 +1,17 @@
--- The fence is checked by the UPDATE itself, again after it has waited for whoever had the row locked.
+-- The fence is checked by the DELETE itself, again after it has waited for whoever had the row locked.
 WITH mine AS (
-    UPDATE oncebox.delivery
-    SET state = 'done', ended_at = coalesce($3, clock_timestamp()), code = NULL, reason = NULL, started = false,
-        holder = NULL
-    WHERE number = $1 AND fence = $2 AND state = 'leased'
-    RETURNING number
+    DELETE FROM oncebox.delivery
+    WHERE number = $1 AND fence = $2 AND lease_until IS NOT NULL
+    RETURNING *
+), kept AS (
+    INSERT INTO oncebox.finished (
+        number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
+        history, ended_at
+    ) SELECT
+        number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
+        history, coalesce($3, clock_timestamp())
+    FROM mine
+    ON CONFLICT DO NOTHING
 ), marked AS (
     INSERT INTO oncebox.marker (tenant, handler, source, id, digest, processed_at, result)
     SELECT $4, $5, $6, $7, $8, coalesce($3, clock_timestamp()), $9
@@ -15,6 +22,6 @@ WITH mine AS (
 ), next AS (
     UPDATE oncebox.delivery
     SET started = true, attempts = attempts + 1
-    WHERE number = $10 AND fence = $11 AND state = 'leased' AND NOT started
+    WHERE number = $10 AND fence = $11 AND lease_until IS NOT NULL AND NOT started
 )
 SELECT EXISTS (SELECT FROM mine), EXISTS (SELECT FROM marked)

@@ -1,11 +1,18 @@
 -- As finish, for several that have no lane. What comes back is how many were still ours, beside each new marker.
 WITH mine AS (
-    UPDATE oncebox.delivery AS d
-    SET state = 'done', ended_at = coalesce($3, clock_timestamp()), code = NULL, reason = NULL, started = false,
-        holder = NULL
-    FROM unnest($1::bigint[], $2::bigint[]) AS t (number, fence)
-    WHERE d.number = t.number AND d.fence = t.fence AND d.state = 'leased'
-    RETURNING d.number
+    DELETE FROM oncebox.delivery AS d
+    USING unnest($1::bigint[], $2::bigint[]) AS t (number, fence)
+    WHERE d.number = t.number AND d.fence = t.fence AND d.lease_until IS NOT NULL
+    RETURNING d.*
+), kept AS (
+    INSERT INTO oncebox.finished (
+        number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
+        history, ended_at
+    ) SELECT
+        number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
+        history, coalesce($3, clock_timestamp())
+    FROM mine
+    ON CONFLICT DO NOTHING
 ), marked AS (
     INSERT INTO oncebox.marker (tenant, handler, source, id, digest, processed_at, result)
     SELECT m.tenant, m.handler, m.source, m.id, m.digest, coalesce($3, clock_timestamp()), m.result

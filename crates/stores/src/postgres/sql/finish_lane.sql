@@ -1,11 +1,18 @@
--- As finish, and then as lane_free, for the one lane. The snapshot still shows the finished one as
--- leased, so it is left out by its number.
+-- As finish, and then as lane_free, for the one lane. The snapshot still shows the finished one,
+-- so it is left out by its number.
 WITH mine AS (
-    UPDATE oncebox.delivery
-    SET state = 'done', ended_at = coalesce($3, clock_timestamp()), code = NULL, reason = NULL, started = false,
-        holder = NULL
-    WHERE number = $1 AND fence = $2 AND state = 'leased'
-    RETURNING scope, handler, tenant, lane
+    DELETE FROM oncebox.delivery
+    WHERE number = $1 AND fence = $2 AND lease_until IS NOT NULL
+    RETURNING *
+), kept AS (
+    INSERT INTO oncebox.finished (
+        number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
+        history, ended_at
+    ) SELECT
+        number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
+        history, coalesce($3, clock_timestamp())
+    FROM mine
+    ON CONFLICT DO NOTHING
 ), marked AS (
     INSERT INTO oncebox.marker (tenant, handler, source, id, digest, processed_at, result)
     SELECT $4, $5, $6, $7, $8, coalesce($3, clock_timestamp()), $9
@@ -16,7 +23,7 @@ WITH mine AS (
 ), next AS (
     UPDATE oncebox.delivery
     SET started = true, attempts = attempts + 1
-    WHERE number = $10 AND fence = $11 AND state = 'leased' AND NOT started
+    WHERE number = $10 AND fence = $11 AND lease_until IS NOT NULL AND NOT started
 ), freed AS (
     UPDATE oncebox.delivery
     SET state = 'ready', due_at = coalesce($3, clock_timestamp())
@@ -34,7 +41,7 @@ WITH mine AS (
         WHERE NOT EXISTS (
             SELECT FROM oncebox.delivery AS runs
             WHERE runs.scope = mine.scope AND runs.handler = mine.handler AND runs.tenant = mine.tenant
-                AND runs.lane = mine.lane AND runs.state IN ('ready', 'leased') AND runs.number <> $1
+                AND runs.lane = mine.lane AND runs.state = 'ready' AND runs.number <> $1
         ) AND NOT EXISTS (
             SELECT FROM oncebox.delivery AS stuck
             WHERE stuck.scope = mine.scope AND stuck.handler = mine.handler AND stuck.tenant = mine.tenant

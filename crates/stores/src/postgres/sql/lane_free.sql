@@ -16,7 +16,7 @@ CROSS JOIN LATERAL (
 WHERE d.number = head.number AND NOT EXISTS (
     SELECT FROM oncebox.delivery AS runs
     WHERE runs.scope = lane.scope AND runs.handler = lane.handler AND runs.tenant = lane.tenant
-        AND runs.lane = lane.lane AND runs.state IN ('ready', 'leased')
+        AND runs.lane = lane.lane AND runs.state = 'ready'
 ) AND NOT EXISTS (
     SELECT FROM oncebox.delivery AS stuck
     WHERE stuck.scope = lane.scope AND stuck.handler = lane.handler AND stuck.tenant = lane.tenant

@@ -5,7 +5,7 @@ SET due_at = coalesce($2, clock_timestamp()), state = CASE
     WHEN EXISTS (
         SELECT FROM oncebox.delivery AS runs
         WHERE runs.scope = d.scope AND runs.handler = d.handler AND runs.tenant = d.tenant AND runs.lane = d.lane
-            AND runs.state IN ('ready', 'leased')
+            AND runs.state = 'ready'
     ) THEN 'behind'
     WHEN EXISTS (
         SELECT FROM oncebox.delivery AS stuck

@@ -3,7 +3,7 @@ WITH RECURSIVE known AS (
     (
         SELECT scope, handler
         FROM oncebox.delivery
-        WHERE state NOT IN ('done', 'discarded')
+        WHERE state <> 'discarded'
         ORDER BY scope, handler
         LIMIT 1
     )
@@ -13,7 +13,7 @@ WITH RECURSIVE known AS (
     CROSS JOIN LATERAL (
         SELECT d.scope, d.handler
         FROM oncebox.delivery AS d
-        WHERE d.state NOT IN ('done', 'discarded') AND (d.scope, d.handler) > (known.scope, known.handler)
+        WHERE d.state <> 'discarded' AND (d.scope, d.handler) > (known.scope, known.handler)
         ORDER BY d.scope, d.handler
         LIMIT 1
     ) AS later
@@ -23,7 +23,7 @@ WITH RECURSIVE known AS (
     CROSS JOIN LATERAL (
         SELECT d.number
         FROM oncebox.delivery AS d
-        WHERE d.scope = known.scope AND d.handler = known.handler AND d.state = 'ready'
+        WHERE d.scope = known.scope AND d.handler = known.handler AND d.state = 'ready' AND d.lease_until IS NULL
             AND d.due_at < coalesce($3, statement_timestamp()) - $1 * interval '1 microsecond'
         ORDER BY d.due_at, d.number
         LIMIT $2

@@ -6,7 +6,7 @@ WITH ours AS (
     JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') AND c.relname IN (
         'outbox', 'scheduled', 'relay_cursor', 'relay_member', 'parked', 'marker', 'entry', 'dead_letter',
-        'message', 'delivery', 'effect', 'handler', 'broom',
+        'message', 'delivery', 'finished', 'effect', 'handler', 'broom', 'receipt',
         'migration')
 )
 SELECT line COLLATE "C" FROM (

@@ -3,7 +3,7 @@ WITH mine AS MATERIALIZED (
     SELECT d.number, d.fence
     FROM oncebox.delivery AS d
     JOIN unnest($1::bigint[], $2::bigint[]) AS t (number, fence) ON d.number = t.number AND d.fence = t.fence
-    WHERE d.state = 'leased'
+    WHERE d.lease_until IS NOT NULL
     ORDER BY d.number
     FOR UPDATE OF d
 ), counted AS (

@@ -1,43 +1,28 @@
--- SKIP LOCKED: workers that look at once each take different rows instead of waiting. ANY over an array keeps the
--- plan to single look-ups by key, whatever the statistics say.
+-- SKIP LOCKED: workers that look at once each take different rows instead of waiting. What others hold stands in
+-- front and is passed over. ANY over an array keeps the plan to single look-ups by key, whatever the statistics say.
 WITH due AS MATERIALIZED (
     SELECT d.number, d.due_at
     FROM unnest($3::text[], $4::bigint[]) AS want (handler, most)
     CROSS JOIN LATERAL (
-        SELECT both_states.number, both_states.due_at
-        FROM (
-            SELECT * FROM (
-                SELECT r.number, r.due_at
-                FROM oncebox.delivery AS r
-                WHERE r.scope = $1 AND r.handler = want.handler
-                    AND r.state = 'ready' AND r.deaths = 0
-                    AND r.due_at <= coalesce($8, statement_timestamp())
-                ORDER BY r.due_at, r.number
-                LIMIT want.most
-                FOR UPDATE SKIP LOCKED
-            ) AS ready
-            UNION ALL
-            SELECT * FROM (
-                SELECT l.number, l.due_at
-                FROM oncebox.delivery AS l
-                WHERE l.scope = $1 AND l.handler = want.handler
-                    AND l.state = 'leased' AND NOT l.started AND l.deaths = 0
-                    AND l.due_at <= coalesce($8, statement_timestamp())
-                ORDER BY l.due_at, l.number
-                LIMIT want.most
-                FOR UPDATE SKIP LOCKED
-            ) AS expired
-        ) AS both_states
-        ORDER BY both_states.due_at, both_states.number
+        SELECT r.number, r.due_at
+        FROM oncebox.delivery AS r
+        WHERE r.scope = $1 AND r.handler = want.handler
+            AND r.state = 'ready' AND r.deaths = 0
+            AND r.due_at <= coalesce($8, statement_timestamp())
+            AND (
+                r.lease_until IS NULL
+                OR (r.lease_until <= coalesce($8, statement_timestamp()) AND NOT r.started)
+            )
+        ORDER BY r.due_at, r.number
         LIMIT want.most
+        FOR UPDATE SKIP LOCKED
     ) AS d
     ORDER BY d.due_at, d.number
     LIMIT $5
 ), taken AS (
     UPDATE oncebox.delivery AS d
-    SET state = 'leased', holder = $2, fence = d.fence + 1,
-        due_at = coalesce($8, clock_timestamp()) + $7 * interval '1 microsecond',
-        deaths = d.deaths + (d.state = 'leased' AND d.started)::integer,
+    SET holder = $2, fence = d.fence + 1,
+        lease_until = coalesce($8, clock_timestamp()) + $7 * interval '1 microsecond',
         started = d.number = ANY (ARRAY(SELECT number FROM due ORDER BY due_at, number LIMIT $6)),
         attempts = d.attempts
             + (d.number = ANY (ARRAY(SELECT number FROM due ORDER BY due_at, number LIMIT $6)))::integer

@@ -10,5 +10,5 @@ WHERE d.number IN (
         SELECT number FROM oncebox_delivery
         WHERE scope = ?1 AND handler = want.value AND state NOT IN ('done', 'discarded')
             AND state = 'leased' AND due_at <= ?3 AND (deaths > 0 OR started)
-        ORDER BY due_at, number LIMIT ?4))
-ORDER BY d.due_at, d.number;
+        ORDER BY coalesce(was_due, due_at), number LIMIT ?4))
+ORDER BY CASE WHEN d.state = 'leased' THEN coalesce(d.was_due, d.due_at) ELSE d.due_at END, d.number;

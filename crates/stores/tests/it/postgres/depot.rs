@@ -74,7 +74,12 @@ async fn try_finish(store: &PostgresStore, taken: &Taken) -> Result<Marked> {
 }
 
 async fn states(store: &PostgresStore, schema: &str) -> Vec<(String, String)> {
-    let text = format!("SELECT key_id, state FROM {schema}.delivery ORDER BY number");
+    let text = format!(
+        "SELECT key_id, state FROM ( \
+         SELECT number, key_id, CASE WHEN lease_until IS NULL THEN state ELSE 'leased' END FROM {schema}.delivery \
+         UNION ALL SELECT number, key_id, 'done' FROM {schema}.finished) AS each (number, key_id, state) \
+         ORDER BY number"
+    );
     sqlx::query_as(AssertSqlSafe(text)).fetch_all(store.pool()).await.unwrap()
 }
 
@@ -502,9 +507,12 @@ async fn what_is_done_is_never_walked_through() {
             "INSERT INTO {schema}.message (scope, channel, tenant, source, id, type, digest, received_at, attributes, \
              payload) SELECT '', 'c', '', 's', i::text, 't', '', now(), '{{}}', '' FROM generate_series(1, 20000) AS i; \
              INSERT INTO {schema}.delivery (message, scope, handler, tenant, key_source, key_id, digest, lane, state, \
-             due_at, ended_at) SELECT number, '', 'h', '', source, id, '', 'l', \
-             CASE WHEN number % 100 = 0 THEN 'ready' ELSE 'done' END, now(), now() FROM {schema}.message; \
-             ANALYZE {schema}.message; ANALYZE {schema}.delivery"
+             due_at, ended_at) SELECT number, '', 'h', '', source, id, '', id, \
+             CASE WHEN number % 2 = 0 THEN 'ready' ELSE 'discarded' END, now(), now() FROM {schema}.message; \
+             INSERT INTO {schema}.finished (number, message, scope, handler, tenant, key_source, key_id, digest, fence, \
+             attempts, generation, history, ended_at) \
+             SELECT number, number, '', 'h', '', source, id, '', 1, 1, 0, '[]', now() FROM {schema}.message; \
+             ANALYZE {schema}.message; ANALYZE {schema}.delivery; ANALYZE {schema}.finished"
         );
         execute(&store, &fill).await;
         let taking = "text, text, text[], bigint[], bigint, bigint, bigint, timestamptz\
@@ -530,7 +538,8 @@ async fn what_is_done_is_never_walked_through() {
             let plan = plan(&store, &schema, text, parameters).await;
 
             let walks = |line: &&str| {
-                line.contains("Seq Scan on delivery") || line.contains("Seq Scan on message") || line.contains("Bitmap")
+                line.contains("Seq Scan") && !line.contains("on marker") && !line.contains("on handler")
+                    || line.contains("Bitmap")
             };
             assert_eq!(plan.lines().find(walks), None, "{plan}");
         }
