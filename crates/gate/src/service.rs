@@ -24,7 +24,7 @@ use crate::carry::Current;
 use crate::claim::{Claim, Sealed};
 use crate::flight::Flight;
 use crate::gate::{Gate, Inner, Running};
-use crate::patience;
+use crate::patience::{ToItsEnd, within};
 use crate::policy::{InFlight, Policy, Strategy};
 use crate::record;
 use crate::telemetry;
@@ -211,7 +211,7 @@ impl<S: Receipts> Entrance<S> {
         }
         let policy = Arc::clone(&self.policy);
         // With the admission: a client that hangs up during it must not leave a key that nobody runs.
-        let running = Box::pin(async move {
+        let running = ToItsEnd::new(async move {
             match self.admit().await {
                 Verdict::Answer(response) => Ok(response),
                 Verdict::Unprotected(mark) => {
@@ -227,7 +227,7 @@ impl<S: Receipts> Entrance<S> {
                 }
             }
         });
-        patience::to_its_end(running).await.unwrap_or_else(|| Ok(Problem::Panicked.answer(&policy)))
+        running.await.unwrap_or_else(|| Ok(Problem::Panicked.answer(&policy)))
     }
 
     /// The handler claims the key in its own transaction; here only what is already decided is told.
@@ -260,11 +260,11 @@ impl<S: Receipts> Entrance<S> {
         let policy = Arc::clone(&self.policy);
         request.extensions_mut().insert(Claim::new(self.gate.store.clone(), Arc::clone(&policy), self.admit));
         let gate = self.gate;
-        let running = tokio::spawn(async move {
+        let running = ToItsEnd::new(async move {
             let _running = Running::begin(&gate);
             current.run(async { inner.call(request).await }).await
         });
-        let Ok(response) = running.await else { return Ok(Problem::Panicked.answer(&policy)) };
+        let Some(response) = running.await else { return Ok(Problem::Panicked.answer(&policy)) };
         let mut response = response?;
         if response.extensions_mut().remove::<Sealed>().is_none() {
             tracing::debug!("a handler behind a transactional gate has not sealed its reply");
@@ -276,7 +276,7 @@ impl<S: Receipts> Entrance<S> {
     async fn admit(&self) -> Verdict {
         let (started, mut glance) = (Instant::now(), GLANCE);
         loop {
-            let asked = patience::within(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
+            let asked = within(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
             let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
             let admission = match asked.unwrap_or_else(late) {
                 Ok(admission) => admission,

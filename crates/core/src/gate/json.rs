@@ -57,13 +57,16 @@ impl Member {
     }
 
     fn begin(&mut self, form: &[u8]) {
-        let mut bytes = [0; 8];
-        let name = self.name(form);
-        let length = name.len().min(bytes.len());
-        if let (Some(to), Some(from)) = (bytes.get_mut(..length), name.get(..length)) {
-            to.copy_from_slice(from);
-        }
-        self.beginning = u64::from_be_bytes(bytes);
+        let after = form.get(self.start..).and_then(|rest| rest.first_chunk::<8>());
+        self.beginning = match (after, self.name_end - self.start) {
+            (Some(bytes), 8..) => u64::from_be_bytes(*bytes),
+            // What follows the name does not count.
+            (Some(bytes), length) => u64::from_be_bytes(*bytes) & !(u64::MAX >> (8 * length)),
+            (None, _) => {
+                let padded = self.name(form).iter().chain(&[0; 8]).take(8);
+                padded.fold(0, |beginning, byte| beginning << 8 | u64::from(*byte))
+            }
+        };
     }
 
     fn order(&self, other: &Self, form: &[u8]) -> Ordering {
