@@ -164,7 +164,7 @@ where
     /// batches, running handlers finish, leases are given back.
     ///
     /// # Errors
-    /// [`Kind::Config`](oncebox_core::Kind::Config) for an unsafe set-up, or
+    /// [`Kind::Config`] for an unsafe set-up, or
     /// the transport's error if a channel cannot be subscribed to. Nothing has
     /// started then.
     pub async fn run_until(self, stop: CancellationToken) -> Result<()> {
