@@ -7,7 +7,7 @@ use oncebox_core::cloudevents;
 use oncebox_core::depot::{Assigned, Assignment, Deposit, Deposited, Number, Stored, StoredPage};
 use oncebox_core::digest::bounded_key;
 use oncebox_core::{Digest, Envelope, Error, Kind, Result, Timestamp};
-use sqlx::{PgConnection, Row as _};
+use sqlx::PgConnection;
 
 use super::super::error::failed;
 use super::super::identity::Identity;
@@ -126,7 +126,7 @@ pub(in super::super) async fn insert(
     fn each<'a, T>(incoming: &'a [Incoming<'_>], column: impl Fn(&'a Incoming<'_>) -> T) -> Vec<T> {
         incoming.iter().map(column).collect()
     }
-    let rows = sqlx::query(store.sql(include_str!("../sql/deposit_messages.sql")))
+    let given: Vec<Number> = sqlx::query_scalar(store.sql(include_str!("../sql/deposit_messages.sql")))
         .bind(each(incoming, |it| it.scope))
         .bind(each(incoming, |it| it.channel))
         .bind(each(incoming, |it| it.identity.tenant.as_str()))
@@ -137,23 +137,34 @@ pub(in super::super) async fn insert(
         .bind(each(incoming, |it| cloudevents::to_attributes(it.envelope).to_string()))
         .bind(each(incoming, |it| it.envelope.payload.as_slice()))
         .bind(clock(now))
-        .fetch_all(tx)
+        .fetch_all(&mut *tx)
         .await
         .map_err(failed(MESSAGE_FAILED))?;
-    type Row = (Number, [String; 5]);
-    let read = |row: &sqlx::postgres::PgRow| {
-        let text = |index| row.try_get::<String, _>(index);
-        Ok((row.try_get(0)?, [text(1)?, text(2)?, text(3)?, text(4)?, text(5)?]))
-    };
-    let stored: Result<Vec<Row>, sqlx::Error> = rows.iter().map(read).collect();
-    // They come back in the order of the batch, so one walk over both tells which they are.
-    let mut stored = stored.map_err(failed(MESSAGE_FAILED))?.into_iter().peekable();
-    let number_of = |it: &Incoming<'_>| {
-        let Identity { tenant, source, id } = &it.identity;
-        let is_this = |(_, row): &Row| *row == [it.scope, it.channel, tenant, source, id];
-        stored.next_if(is_this).map(|(number, _)| number)
-    };
-    Ok(incoming.iter().map(number_of).collect())
+    if given.len() == incoming.len() {
+        // They come back in the order of the batch.
+        return Ok(given.into_iter().map(Some).collect());
+    }
+    let numbers: Vec<Option<Number>> =
+        sqlx::query_scalar(store.sql(include_str!("../sql/deposit_numbers.sql")))
+            .bind(each(incoming, |it| it.scope))
+            .bind(each(incoming, |it| it.channel))
+            .bind(each(incoming, |it| it.identity.tenant.as_str()))
+            .bind(each(incoming, |it| it.identity.source.as_str()))
+            .bind(each(incoming, |it| it.identity.id.as_str()))
+            .bind(given)
+            .fetch_all(tx)
+            .await
+            .map_err(failed(MESSAGE_FAILED))?;
+    Ok(first_of_each(numbers))
+}
+
+/// Of two equal ones in a batch, the first is new.
+fn first_of_each(mut numbers: Vec<Option<Number>>) -> Vec<Option<Number>> {
+    let mut seen = HashSet::new();
+    for number in &mut numbers {
+        *number = number.filter(|number| seen.insert(*number));
+    }
+    numbers
 }
 
 /// Whether each message was stored before with the same body.
@@ -193,8 +204,8 @@ async fn give(
     if shares.is_empty() {
         return Ok(Vec::new());
     }
-    let rows = insert_shares(store, tx, shares, now).await?;
-    let are_all_new = rows.len() == shares.len();
+    let given = insert_shares(store, tx, shares, now).await?;
+    let are_all_new = given.len() == shares.len();
     if !are_all_new || shares.iter().any(Share::may_leave_its_lane) {
         // One that was counted on to go first may have been among those left out.
         lane::free(store, tx, &lanes(shares), now).await?;
@@ -202,15 +213,7 @@ async fn give(
     if are_all_new {
         return Ok(vec![Assigned::New; shares.len()]);
     }
-    let mut rows = rows.into_iter().peekable();
-    let is_new = |share: &Share<'_>| {
-        let Assignment { handler, key, .. } = share.assignment;
-        let is_this = |(message, of, source, id): &InsertedShare| {
-            *message == share.message && of == handler && *source == key.source && *id == key.id
-        };
-        rows.next_if(is_this).is_some()
-    };
-    let is_new: Vec<bool> = shares.iter().map(is_new).collect();
+    let is_new = are_given(store, tx, shares, given).await?;
     let left_out: Vec<&Share<'_>> =
         shares.iter().zip(&is_new).filter_map(|(share, is_new)| (!is_new).then_some(share)).collect();
     let mut rivals = rivals(store, tx, &left_out).await?.into_iter();
@@ -222,22 +225,19 @@ async fn give(
     Ok(is_new.into_iter().map(answer).collect())
 }
 
-/// A message's number, a handler, and the key's source and id.
-type InsertedShare = (Number, String, String, String);
-
 async fn insert_shares(
     store: &PostgresStore,
     tx: &mut PgConnection,
     shares: &[Share<'_>],
     now: Option<Timestamp>,
-) -> Result<Vec<InsertedShare>> {
+) -> Result<Vec<Number>> {
     fn each<'a, T>(shares: &'a [Share<'_>], column: impl Fn(&'a Share<'_>) -> T) -> Vec<T> {
         shares.iter().map(column).collect()
     }
     let mut lanes = HashSet::new();
     let follows: Vec<bool> =
         shares.iter().map(|share| share.lane().is_some_and(|lane| !lanes.insert(lane))).collect();
-    sqlx::query_as(store.sql(include_str!("../sql/deposit_deliveries.sql")))
+    sqlx::query_scalar(store.sql(include_str!("../sql/deposit_deliveries.sql")))
         .bind(each(shares, |share| share.message))
         .bind(each(shares, |share| share.scope))
         .bind(each(shares, |share| share.assignment.handler))
@@ -259,6 +259,31 @@ async fn insert_shares(
         .fetch_all(tx)
         .await
         .map_err(failed(SHARE_FAILED))
+}
+
+/// Which shares got one of the numbers that were just given out.
+async fn are_given(
+    store: &PostgresStore,
+    tx: &mut PgConnection,
+    shares: &[Share<'_>],
+    given: Vec<Number>,
+) -> Result<Vec<bool>> {
+    fn each<'a, T>(shares: &'a [Share<'_>], column: impl Fn(&'a Share<'_>) -> T) -> Vec<T> {
+        shares.iter().map(column).collect()
+    }
+    let numbers: Vec<Option<Number>> =
+        sqlx::query_scalar(store.sql(include_str!("../sql/deposit_given.sql")))
+            .bind(each(shares, |share| share.message))
+            .bind(each(shares, |share| share.scope))
+            .bind(each(shares, |share| share.assignment.handler))
+            .bind(each(shares, |share| share.tenant))
+            .bind(each(shares, |share| share.assignment.key.source.as_str()))
+            .bind(each(shares, |share| share.assignment.key.id.as_str()))
+            .bind(given)
+            .fetch_all(tx)
+            .await
+            .map_err(failed(SHARE_FAILED))?;
+    Ok(first_of_each(numbers).into_iter().map(|number| number.is_some()).collect())
 }
 
 /// Whether what stands in each share's way has the same body.

@@ -73,6 +73,8 @@ pub(super) async fn finish_all(
     sorted.sort_unstable_by_key(|finish| finish.ticket.number);
     let tickets: Vec<Ticket> = sorted.iter().map(|finish| finish.ticket).collect();
     let (numbers, fences) = columns(&tickets);
+    let wanted =
+        i64::try_from(finishes.iter().filter(|finish| finish.mark.is_some()).count()).unwrap_or(i64::MAX);
     let rows: Vec<Finished> = sqlx::query_as(store.sql(include_str!("../sql/finish_all.sql")))
         .bind(numbers)
         .bind(fences)
@@ -83,16 +85,20 @@ pub(super) async fn finish_all(
         .bind(each(&sorted, |mark| mark.key.id.as_str()))
         .bind(each(&sorted, |mark| mark.digest.as_bytes().as_slice()))
         .bind(sorted.iter().map(|finish| finish.result).collect::<Vec<_>>())
+        .bind(wanted)
         .fetch_all(&mut *tx)
         .await
         .map_err(failed(FINISH_FAILED))?;
-    let mine = rows.first().map_or(0, |row| row.0);
+    let (mine, marked) = rows.first().map_or((0, 0), |row| (row.0, row.1));
     if usize::try_from(mine) != Ok(finishes.len()) {
         return Err(Error::new(Kind::Fenced, "the lease of one of several deliveries was lost"));
     }
+    if marked == wanted {
+        return Ok(vec![Marked::First; finishes.len()]);
+    }
     let mut new: HashSet<[String; 4]> = rows
         .into_iter()
-        .filter_map(|(_, tenant, handler, source, id)| Some([tenant?, handler?, source?, id?]))
+        .filter_map(|(_, _, tenant, handler, source, id)| Some([tenant?, handler?, source?, id?]))
         .collect();
     let mut answers = Vec::with_capacity(finishes.len());
     for finish in finishes {
@@ -105,8 +111,8 @@ pub(super) async fn finish_all(
     Ok(answers)
 }
 
-/// How many deliveries were finished, and a new marker if there is one.
-type Finished = (i64, Option<String>, Option<String>, Option<String>, Option<String>);
+/// How many deliveries were finished, how many markers are new, and one of these.
+type Finished = (i64, i64, Option<String>, Option<String>, Option<String>, Option<String>);
 
 /// A marker's name as the table has it.
 fn name(mark: &Mark<'_>) -> [String; 4] {

@@ -46,4 +46,4 @@ WHERE NOT EXISTS (
 )
 ORDER BY a.n
 ON CONFLICT DO NOTHING
-RETURNING message, handler, key_source, key_id
+RETURNING number

@@ -1,4 +1,4 @@
--- Sorted by place in the batch: numbers follow the caller's order, and so do the returned rows.
+-- Sorted by place in the batch: numbers follow the caller's order, and so does what is returned.
 INSERT INTO oncebox.message (
     scope, channel, tenant, source, id, type, digest, attributes, payload, received_at
 ) SELECT
@@ -9,4 +9,4 @@ FROM unnest(
 ) WITH ORDINALITY AS m (scope, channel, tenant, source, id, type, digest, attributes, payload, n)
 ORDER BY m.n
 ON CONFLICT DO NOTHING
-RETURNING number, scope, channel, tenant, source, id
+RETURNING number

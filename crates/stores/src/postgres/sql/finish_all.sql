@@ -1,4 +1,5 @@
--- As finish, for several that have no lane. What comes back is how many were still ours, beside each new marker.
+-- As finish, for several that have no lane. What comes back is how many were still ours and how many markers are
+-- new; if not all of them are, beside each that is.
 WITH mine AS (
     DELETE FROM oncebox.delivery AS d
     USING unnest($1::bigint[], $2::bigint[]) AS t (number, fence)
@@ -23,6 +24,6 @@ WITH mine AS (
     ON CONFLICT DO NOTHING
     RETURNING tenant, handler, source, id
 )
-SELECT (SELECT count(*) FROM mine), marked.tenant, marked.handler, marked.source, marked.id
-FROM (VALUES (1)) AS always (n)
-LEFT JOIN marked ON true
+SELECT total.mine, total.marked, marked.tenant, marked.handler, marked.source, marked.id
+FROM (SELECT (SELECT count(*) FROM mine) AS mine, (SELECT count(*) FROM marked) AS marked) AS total
+LEFT JOIN marked ON total.marked < $10

@@ -527,8 +527,8 @@ async fn what_is_done_is_never_walked_through() {
             (include_str!("../../../src/postgres/sql/finish_lane.sql"), finishing),
             (
                 include_str!("../../../src/postgres/sql/finish_all.sql"),
-                "bigint[], bigint[], timestamptz, text[], text[], text[], text[], bytea[], bytea[] \
-                 | '{1,2}', '{1,2}', NULL, '{}', '{h,h}', '{s,s}', '{a,b}', NULL, NULL",
+                "bigint[], bigint[], timestamptz, text[], text[], text[], text[], bytea[], bytea[], bigint \
+                 | '{1,2}', '{1,2}', NULL, '{}', '{h,h}', '{s,s}', '{a,b}', NULL, NULL, 2",
             ),
             (include_str!("../../../src/postgres/sql/status_handlers.sql"), "bigint | 100000"),
             (include_str!("../../../src/postgres/sql/park_orphans.sql"), "bigint, bigint, timestamptz | 1, 10, NULL"),
