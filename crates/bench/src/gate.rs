@@ -1,19 +1,28 @@
 //! The gate: a small service of axum with and without it, in a process of its
-//! own, so that its processor time can be told from the load's.
+//! own, so that its processor time can be told from the load's. Every answer is
+//! looked at, and every run of a handler is counted.
 
+mod child;
+mod client;
 mod load;
+mod memory;
+mod peers;
+mod postgres;
+mod proxy;
 mod server;
 mod shared_commit;
+mod slow;
 
 use clap::Args;
+use serde_json::json;
 
 use crate::machine;
 use crate::path::POSTGRES_URL;
 use crate::report::{self, Measure, Output, Target};
 use crate::rounds::interleave;
-use load::{Keys, Load};
-use server::{Child, Set};
-pub(crate) use server::{ChildArguments, child};
+use child::{Child, Place};
+use load::{Keys, Load, Report};
+pub(crate) use server::{Service, serve};
 
 /// What to measure and how to print it.
 #[derive(Args)]
@@ -38,15 +47,17 @@ struct Sizes {
     rounds: usize,
     /// Requests of a round that only compute.
     quick: usize,
-    /// Requests of a round that wait for commits.
+    /// Requests of a round that wait for commits or a slow handler.
     durable: usize,
-    /// Receipts that are there before.
+    /// Receipts that are there before, where there are many.
     many: usize,
+    /// Replies of a kibibyte that a small memory is offered.
+    replies: usize,
 }
 
 impl Sizes {
-    const FULL: Self = Self { rounds: 7, quick: 40_000, durable: 4_000, many: 1_000_000 };
-    const QUICK: Self = Self { rounds: 3, quick: 4_000, durable: 400, many: 50_000 };
+    const FULL: Self = Self { rounds: 7, quick: 40_000, durable: 1_600, many: 1_000_000, replies: 100_000 };
+    const QUICK: Self = Self { rounds: 3, quick: 4_000, durable: 320, many: 50_000, replies: 100_000 };
 }
 
 /// A run in progress.
@@ -54,6 +65,8 @@ struct Run {
     sizes: Sizes,
     output: Output,
     only: Option<String>,
+    /// Whether what is measured has a processor of its own.
+    is_pinned: bool,
     passed: bool,
 }
 
@@ -62,93 +75,93 @@ impl Run {
         self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
     }
 
-    fn report(&mut self, name: &str, unit: &'static str, rounds: Vec<(f64, f64)>, target: Target) {
-        let measure = Measure { name: name.to_owned(), unit, rounds, target, load: machine::load() };
-        self.passed &= measure.passed();
-        measure.print(self.output);
+    /// Whether one of these is wanted.
+    fn wants_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.wants(name))
     }
 
-    /// Ours and a plain service, each round with fresh processes.
-    async fn compare(
-        &self,
-        ours: Set,
-        plain: Set,
-        load: Load,
-        of: fn(&load::Report) -> f64,
-    ) -> Vec<(f64, f64)> {
-        let one = async |set: &Set, load: Load| {
-            let child = Child::start(set);
-            of(&load::run(&child, load).await)
-        };
-        let (bare, without) = (Load { keys: Keys::None, ..load }, &plain);
-        interleave(self.sizes.rounds, async || one(&ours, load).await, async || one(without, bare).await)
-            .await
+    fn report(&mut self, name: &str, unit: &'static str, rounds: Vec<(f64, f64)>, target: Target) {
+        if self.wants(name) {
+            let measure = Measure { name: name.to_owned(), unit, rounds, target, load: machine::load() };
+            self.passed &= measure.passed();
+            measure.print(self.output);
+        }
     }
+
+    fn not_available(&mut self, name: &str, reason: &str) {
+        if self.wants(name) {
+            report::not_available(name, reason, self.output);
+            self.passed = false;
+        }
+    }
+
+    const fn place(&self, place: Place) -> Place {
+        if self.is_pinned { place } else { Place::Anywhere }
+    }
+
+    const fn quick(&self, connections: usize, keys: Keys) -> Load {
+        Load { requests: self.sizes.quick, connections, keys, with_session: false, is_awake: self.is_pinned }
+    }
+
+    const fn durable(&self, connections: usize, keys: Keys) -> Load {
+        Load { requests: self.sizes.durable, is_awake: false, ..self.quick(connections, keys) }
+    }
+
+    /// One load on a fresh process.
+    async fn once(&self, service: &Service, load: Load) -> Report {
+        let child = Child::start(&service.command(), self.place(Place::Alone));
+        load::run(&child, &child, load)
+    }
+
+    /// Two services in turn, each round with fresh processes.
+    async fn compare(&self, ours: (&Service, Load), other: (&Service, Load)) -> Vec<(Report, Report)> {
+        let rounds = self.sizes.rounds;
+        let first = async || self.once(ours.0, ours.1).await;
+        interleave(rounds, first, async || self.once(other.0, other.1).await).await
+    }
+}
+
+/// One figure of each round's reports.
+fn of(rounds: &[(Report, Report)], figure: impl Fn(&Report) -> f64) -> Vec<(f64, f64)> {
+    rounds.iter().map(|(ours, other)| (figure(ours), figure(other))).collect()
 }
 
 /// Runs everything asked for; true if every target was met.
 pub(crate) async fn run(arguments: GateArguments) -> bool {
     let sizes = if arguments.quick { Sizes::QUICK } else { Sizes::FULL };
-    let mut run = Run { sizes, output: arguments.output, only: arguments.only, passed: true };
-    in_memory(&mut run).await;
-    if run.wants("sqlite.shared_commit") {
-        let rounds = shared_commit::measure(sizes.rounds, sizes.durable).await;
-        run.report("sqlite.shared_commit.64_vs_1", "requests/s", rounds, Target::AtLeast(15.0));
+    let mut run =
+        Run { sizes, output: arguments.output, only: arguments.only, is_pinned: false, passed: true };
+    let load_before = machine::load();
+    let shared = if run.wants(shared_commit::NAME) {
+        // Before this process keeps to one processor: here it is what is measured.
+        Some(shared_commit::measure(sizes.rounds, sizes.durable).await)
+    } else {
+        None
+    };
+    run.is_pinned = machine::stay_on(Place::CLIENTS);
+    conditions(&run, load_before);
+    if let Some(rounds) = shared {
+        run.report(shared_commit::NAME, "requests/s", rounds, Target::AtLeast(15.0));
     }
+    memory::measure(&mut run).await;
+    slow::measure(&mut run).await;
+    proxy::measure(&mut run).await;
+    peers::measure(&mut run).await;
     match arguments.postgres {
-        Some(url) => on_postgres(&mut run, &url).await,
-        None => {
-            report::not_available("postgres", &format!("{POSTGRES_URL} is not set"), run.output);
-            run.passed = false;
-        }
+        Some(url) => postgres::measure(&mut run, &url).await,
+        None => run.not_available("postgres", &format!("{POSTGRES_URL} is not set")),
     }
     run.passed
 }
 
-async fn in_memory(run: &mut Run) {
-    let (gated, plain) = (Set::memory(), Set::plain());
-    let unique = Load { requests: run.sizes.quick, connections: 8, keys: Keys::Unique };
-    if run.wants("memory.unique.cpu") {
-        let rounds = run.compare(gated.clone(), plain.clone(), unique, |report| report.cpu_micros).await;
-        run.report("memory.unique.cpu", "us/request", rounds, Target::AtMost(1.6));
-    }
-    if run.wants("memory.unique.rate") {
-        let many = Load { connections: 64, ..unique };
-        let rounds = run.compare(gated.clone(), plain.clone(), many, |report| report.rate).await;
-        run.report("memory.unique.rate.64", "requests/s", rounds, Target::AtLeast(0.7));
-    }
-    if run.wants("memory.replay") {
-        let same = Load { keys: Keys::Same, ..unique };
-        let rounds = run.compare(gated.clone(), plain, same, |report| report.rate).await;
-        run.report("memory.replay.rate", "requests/s", rounds, Target::AtLeast(1.0));
-    }
-    if run.wants("memory.flat") {
-        let large = Set { receipts: run.sizes.many, ..gated.clone() };
-        let small = Set { receipts: 1_000, ..gated.clone() };
-        let one = async |set: &Set| load::run(&Child::start(set), unique).await.cpu_micros;
-        let rounds =
-            interleave(run.sizes.rounds, async || one(&large).await, async || one(&small).await).await;
-        run.report("memory.flat.cpu", "us/request", rounds, Target::AtMost(1.15));
-    }
-    if run.wants("memory.storm") {
-        let child = Child::start(&gated);
-        let (runs, p99) = load::storm(&child, 1_000).await;
-        // As a ratio to what it may be: one run, 5 ms.
-        run.report("memory.storm.runs", "runs", vec![(runs, 1.0)], Target::AtMost(1.0));
-        run.report("memory.storm.refused_p99", "ms", vec![(p99, 5.0)], Target::Below(1.0));
-    }
-}
-
-async fn on_postgres(run: &mut Run, url: &str) {
-    let set = |gate: &str| Set { gate: gate.to_owned(), store: url.to_owned(), receipts: 0 };
-    let load = Load { requests: run.sizes.durable, connections: 8, keys: Keys::Unique };
-    if run.wants("postgres.claimed") {
-        let rounds = run.compare(set("claimed"), set("insert"), load, |report| report.rate).await;
-        run.report("postgres.claimed_vs_insert.rate.8", "requests/s", rounds, Target::AtLeast(0.9));
-    }
-    if run.wants("postgres.outside") {
-        // One commit of a row by itself is what a request of the plain service takes.
-        let rounds = run.compare(set("outside"), set("insert"), load, |report| report.p50_millis).await;
-        run.report("postgres.outside_vs_commit.p50.8", "ms", rounds, Target::AtMost(3.2));
-    }
+fn conditions(run: &Run, load_before: f64) {
+    let facts = json!({
+        "load average before": load_before,
+        "processors": if run.is_pinned { "0: what is measured, 1: clients" } else { "shared by all" },
+        "body": format!("{} bytes of JSON", load::order().len()),
+        "rounds": run.sizes.rounds,
+        "sizes": format!("{:?}", run.sizes),
+        "build": if cfg!(debug_assertions) { "debug: ratios mean nothing" } else { "release" },
+    });
+    report::conditions(&facts, run.output);
 }

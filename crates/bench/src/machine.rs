@@ -10,10 +10,38 @@ pub(crate) fn load() -> f64 {
 
 /// Memory of this process that is resident, in bytes.
 pub(crate) fn resident() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    memory("self", "VmRSS:")
+}
+
+/// The most memory of a process that was ever resident, in bytes.
+pub(crate) fn peak(process: u32) -> u64 {
+    memory(&process.to_string(), "VmHWM:")
+}
+
+fn memory(process: &str, field: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     let kilobytes = line.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
     kilobytes.unwrap_or(0) * 1024
+}
+
+/// Processor time of all threads of a process so far, in microseconds.
+pub(crate) fn cpu_micros(process: u32) -> f64 {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).expect("its threads");
+    let nanos = threads.map(|thread| {
+        let path = thread.expect("a thread").path().join("schedstat");
+        let text = fs::read_to_string(path).expect("its statistics");
+        text.split(' ').next().and_then(|first| first.parse::<f64>().ok()).expect("nanoseconds")
+    });
+    nanos.sum::<f64>() / 1e3
+}
+
+/// Keeps all threads of this process, and those to come, on one processor; false if that cannot be done.
+pub(crate) fn stay_on(processor: usize) -> bool {
+    let own = std::process::id().to_string();
+    let mut command = std::process::Command::new("taskset");
+    command.args(["--all-tasks", "--pid", "--cpu-list", &processor.to_string(), &own]);
+    command.output().is_ok_and(|output| output.status.success())
 }
 
 /// A directory of this run's own, removed when dropped.

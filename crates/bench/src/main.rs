@@ -50,7 +50,7 @@ enum Command {
     /// Kills producers, relays, workers and brokers for some minutes, then checks the ledger.
     Torture(torture::TortureArguments),
     #[command(hide = true)]
-    GateServer(gate::ChildArguments),
+    GateServer(gate::Service),
     #[command(hide = true)]
     MemoryChild(path::memory::ChildArguments),
     #[command(hide = true)]
@@ -70,7 +70,7 @@ async fn main() -> ExitCode {
         Command::Brokers(arguments) => brokers::run(arguments).await,
         Command::Inbox(arguments) => inbox::run(arguments).await,
         Command::Gate(arguments) => gate::run(arguments).await,
-        Command::GateServer(arguments) => gate::child(arguments).await,
+        Command::GateServer(arguments) => gate::serve(arguments).await,
         Command::Torture(arguments) => torture::run(arguments).await,
         Command::MemoryChild(arguments) => path::memory::child(arguments).await,
         Command::TortureWorker(arguments) => torture::child::run(arguments).await,

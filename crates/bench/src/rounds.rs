@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 /// Runs both once to warm up, then `rounds` times, each time the other one
-/// first. Each answers with its rate, so that its preparations are not timed.
-pub(crate) async fn interleave(
+/// first. Each answers with what it has measured, so that its preparations are not timed.
+pub(crate) async fn interleave<T>(
     rounds: usize,
-    mut ours: impl AsyncFnMut() -> f64,
-    mut ceiling: impl AsyncFnMut() -> f64,
-) -> Vec<(f64, f64)> {
+    mut ours: impl AsyncFnMut() -> T,
+    mut ceiling: impl AsyncFnMut() -> T,
+) -> Vec<(T, T)> {
     ours().await;
     ceiling().await;
     let mut rates = Vec::with_capacity(rounds);

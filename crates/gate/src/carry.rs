@@ -1,35 +1,37 @@
 //! What a request hands on to the messages that are put while it runs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use oncebox_core::Envelope;
 
 use crate::service::IdempotencyKey;
+
+const CORRELATION: HeaderName = HeaderName::from_static("x-correlation-id");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 tokio::task_local! {
     /// The request that this task handles.
     static CURRENT: Current;
 }
 
-#[derive(Clone)]
 pub(crate) struct Current {
     key: IdempotencyKey,
     correlation: Option<String>,
     traceparent: Option<String>,
     /// Messages so far: a second run puts them in the same order.
-    messages: Arc<AtomicUsize>,
+    messages: AtomicUsize,
 }
 
 impl Current {
     pub(crate) fn of(key: &IdempotencyKey, headers: &HeaderMap) -> Self {
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let text =
+            |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         Self {
             key: key.clone(),
-            correlation: text("x-correlation-id"),
-            traceparent: text("traceparent"),
-            messages: Arc::default(),
+            correlation: text(CORRELATION),
+            traceparent: text(TRACEPARENT),
+            messages: AtomicUsize::new(0),
         }
     }
 

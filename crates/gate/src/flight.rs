@@ -1,5 +1,5 @@
-//! One admitted request, from its pass to its sealed reply. It runs in a task
-//! of its own: a client that hangs up ends its connection, not the request.
+//! One admitted request, from its pass to its sealed reply. It comes to its
+//! end: a client that hangs up ends its connection, not the request.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use crate::answer::{Problem, STORE};
 use crate::body::{self, BoxError, GateBody, Parcel, Piece};
 use crate::gate::{Inner, Running};
+use crate::patience::within;
 use crate::policy::Policy;
 use crate::record;
 use crate::telemetry;
@@ -147,7 +148,7 @@ impl<S: Receipts> Flight<S> {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let collected = tokio::time::timeout(self.policy.stall, body.collect()).await;
+        let collected = within(self.policy.stall, body.collect()).await;
         let Some(collected) = collected.ok().and_then(Result::ok) else {
             // It has run, and what it did nobody knows.
             self.doubt().await;
@@ -240,7 +241,7 @@ impl<S: Receipts> Flight<S> {
         }
         let reply = record::reply(parts, body.map(|body| body.to_vec()), trailers);
         let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
-        let sealed = tokio::time::timeout(PATIENCE, self.gate.store.seal(&self.pass, &reply)).await;
+        let sealed = within(PATIENCE, self.gate.store.seal(&self.pass, &reply)).await;
         match sealed.unwrap_or_else(late) {
             Ok(()) => self.remember(reply).await,
             Err(error) if error.kind() == Kind::Fenced => {

@@ -1,8 +1,9 @@
 //! The layer, and what all its services share.
 
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::request::Parts;
@@ -108,7 +109,8 @@ impl<S: Receipts> GateBuilder<S> {
             cache: Cache::new(self.cache_size()),
             policy: Arc::new(self.policy),
             routes: self.routes,
-            keys: KeyMaker::new(&self.secret),
+            keys: Arc::new(KeyMaker::new(&self.secret)),
+            tokens: Tokens::default(),
             scope: Box::new(scope),
             is_transactional: self.is_transactional,
             landed: Notify::new(),
@@ -136,7 +138,8 @@ pub(crate) struct Inner<S> {
     pub(crate) store: S,
     policy: Arc<Policy>,
     routes: Vec<(String, Arc<Policy>)>,
-    pub(crate) keys: KeyMaker,
+    pub(crate) keys: Arc<KeyMaker>,
+    pub(crate) tokens: Tokens,
     pub(crate) scope: Box<Scope>,
     pub(crate) is_transactional: bool,
     /// Some request has ended: whoever waits for one may look again.
@@ -224,6 +227,22 @@ impl<S, I> Layer<I> for Gate<S> {
 
     fn layer(&self, inner: I) -> Self::Service {
         GateService { gate: self.clone(), inner }
+    }
+}
+
+/// Draws the tokens of admissions. Nobody draws one twice, and those of two
+/// processes are as far apart as random numbers, without asking the kernel for
+/// one each time.
+#[derive(Default)]
+pub(crate) struct Tokens {
+    /// Keyed at random.
+    state: RandomState,
+    drawn: AtomicU64,
+}
+
+impl Tokens {
+    pub(crate) fn draw(&self) -> i64 {
+        self.state.hash_one(self.drawn.fetch_add(1, Ordering::Relaxed)).cast_signed()
     }
 }
 

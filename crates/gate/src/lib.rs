@@ -18,7 +18,7 @@
 //!
 //! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options.
 //! - `service`: one request, from its key to its answer; `flight`: the run in between, which a client that
-//!   hangs up does not end.
+//!   hangs up does not end; `patience`: waiting for either.
 //! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of.
 //! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
@@ -35,6 +35,7 @@ mod flight;
 mod gate;
 mod heart;
 pub mod keys;
+mod patience;
 pub mod policy;
 mod quota;
 mod record;

@@ -93,8 +93,9 @@ pub(crate) fn replay(reply: Reply, policy: &Policy) -> Response<GateBody> {
 }
 
 fn starts_with(headers: &HeaderMap, prefix: &str) -> bool {
-    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    kind.trim_start().to_ascii_lowercase().starts_with(prefix)
+    let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let beginning = kind.trim_ascii_start().get(..prefix.len());
+    beginning.is_some_and(|beginning| beginning.eq_ignore_ascii_case(prefix.as_bytes()))
 }
 
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {

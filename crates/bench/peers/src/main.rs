@@ -2,13 +2,16 @@
 //!
 //! `oncebox-peers PEER URL MESSAGES BATCH PAYLOAD [WORKERS]`; the bench runs it
 //! in turn with its own: outbox-core and pgmq drain a backlog, apalis enqueues
-//! and runs jobs.
+//! and runs jobs. `oncebox-peers axum-idempotent` serves HTTP instead.
 
 mod apalis_peer;
+mod axum_idempotent_peer;
 mod outbox_core_peer;
 mod pgmq_peer;
 
 use std::time::Instant;
+
+use axum_idempotent_peer::Mode;
 
 /// What to drain.
 struct Backlog {
@@ -22,6 +25,11 @@ struct Backlog {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("axum-idempotent") => return axum_idempotent_peer::serve(Mode::Hash).await,
+        Some("axum-idempotent-by-key") => return axum_idempotent_peer::serve(Mode::Key).await,
+        _ => {}
+    }
     let [peer, url, messages, batch, payload, rest @ ..] = arguments.as_slice() else {
         return Err("usage: oncebox-peers PEER URL MESSAGES BATCH PAYLOAD [WORKERS]".into());
     };

@@ -1,12 +1,13 @@
-//! Clients: each has a connection and sends one request after the other.
+//! Many clients at once, and what they saw.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use super::server::Child;
+use super::child::Child;
+use super::client::Client;
 
 /// Which keys requests have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,11 @@ pub(super) struct Load {
     pub(super) requests: usize,
     pub(super) connections: usize,
     pub(super) keys: Keys,
+    /// Whether each connection has a session, as a cookie says.
+    pub(super) with_session: bool,
+    /// Whether clients never sleep: to wake one costs the service more, the
+    /// more it keeps it waiting, which says nothing about the service.
+    pub(super) is_awake: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -30,120 +36,134 @@ pub(super) struct Report {
     /// Processor time of the service per request.
     pub(super) cpu_micros: f64,
     pub(super) p50_millis: f64,
+    pub(super) p99_millis: f64,
 }
 
-/// A kibibyte of JSON.
-fn body() -> String {
-    format!("{{\"item\":\"tea\",\"count\":2,\"note\":\"{}\"}}", "x".repeat(985))
+/// A kibibyte of JSON, as a shop might send it.
+pub(super) fn order() -> String {
+    let line = |n: usize| {
+        format!(
+            "{{\"sku\":\"TEA-{n:04}\",\"title\":\"Darjeeling first flush\",\"quantity\":{},\"price\":\"12.50\"}}",
+            n % 3 + 1
+        )
+    };
+    let lines: Vec<String> = (0..9).map(line).collect();
+    let start = format!(
+        "{{\"order\":\"8e03978e-40d5-43dd-bc93-6894a57f9324\",\"customer\":{{\"id\":70213,\"vip\":true,\
+         \"referrer\":null}},\"currency\":\"EUR\",\"lines\":[{}],\"note\":\"",
+        lines.join(",")
+    );
+    let note = "Please ring twice. ".chars().cycle().take(1024 - start.len() - 2);
+    format!("{start}{}\"}}", note.collect::<String>())
 }
 
-fn request(path: &str, key: Option<&str>) -> Vec<u8> {
-    let (body, key) = (body(), key.map(|key| format!("idempotency-key: {key}\r\n")).unwrap_or_default());
-    format!(
-        "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n{key}content-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .into_bytes()
+/// Sends everything to `entry`. Each answer must be 201, and the handler, which
+/// `service` has, must have run once for each key.
+pub(super) fn run(entry: &Child, service: &Child, load: Load) -> Report {
+    std::thread::scope(|scope| {
+        // Clients have one thread, which polls its sockets between turns.
+        let clients = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(on_this_thread(entry, service, load))
+        });
+        clients.join().expect("every answer is as it should be")
+    })
 }
 
-struct Client {
-    stream: TcpStream,
-    buffer: Vec<u8>,
-}
-
-impl Client {
-    async fn connect(child: &Child) -> Self {
-        let stream = TcpStream::connect(&child.address).await.expect("the service listens");
-        stream.set_nodelay(true).expect("an option");
-        Self { stream, buffer: vec![0; 16 << 10] }
-    }
-
-    /// Sends a request and reads the answer; tells its status.
-    async fn send(&mut self, request: &[u8]) -> u16 {
-        self.stream.write_all(request).await.expect("the service reads");
-        let mut read = 0;
-        loop {
-            let more = self.stream.read(&mut self.buffer[read..]).await.expect("the service answers");
-            assert!(more > 0, "the service hung up");
-            read += more;
-            let answer = &self.buffer[..read];
-            let Some(head) = answer.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
-            let text = std::str::from_utf8(&answer[..head]).expect("a head");
-            let length = text.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
-            if read >= head + 4 + length.unwrap_or(0) {
-                return text.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-            }
-        }
-    }
-}
-
-/// Sends everything; only what is answered with 201 counts.
-pub(super) async fn run(child: &Child, load: Load) -> Report {
+async fn on_this_thread(entry: &Child, service: &Child, load: Load) -> Report {
     let share = load.requests / load.connections;
-    let name = format!("{:x}", std::process::id());
-    let warm = request("/orders", (load.keys != Keys::None).then_some("same"));
+    let clients = connect(entry, load).await;
+    let before = Client::runs(&service.address).await;
+    let (cpu, started) = (entry.cpu_micros(), Instant::now());
+    let mut tasks = JoinSet::new();
+    for client in clients {
+        tasks.spawn(send(client, share, load.keys));
+    }
+    let awake = load.is_awake.then(|| tokio::spawn(stay_awake()));
+    let mut took: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
+    let (elapsed, cpu) = (started.elapsed().as_secs_f64(), entry.cpu_micros() - cpu);
+    if let Some(awake) = awake {
+        awake.abort();
+    }
+    let runs = Client::runs(&service.address).await - before;
+    let expected = if load.keys == Keys::Same { 0 } else { took.len() };
+    assert_eq!(runs, expected, "runs of the handler");
+    took.sort_unstable();
+    let millis = |share: f64| took[(took.len() as f64 * share) as usize].as_secs_f64() * 1e3;
+    Report {
+        rate: took.len() as f64 / elapsed,
+        cpu_micros: cpu / took.len() as f64,
+        p50_millis: millis(0.5),
+        p99_millis: millis(0.99),
+    }
+}
+
+async fn stay_awake() {
+    loop {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Connections that have been used, each with the key that is asked for again.
+async fn connect(entry: &Child, load: Load) -> Vec<(Client, String)> {
+    let order = order();
     let mut clients = Vec::new();
     for _ in 0..load.connections {
-        let mut client = Client::connect(child).await;
-        client.send(&warm).await;
-        clients.push(client);
+        let mut client = Client::connect(&entry.address).await;
+        if load.with_session {
+            let answer = client.ask("POST", "/session").await;
+            let cookie = answer.header("set-cookie").and_then(|cookie| cookie.split(';').next());
+            client.set_cookie(cookie.expect("a session").to_owned());
+        }
+        let key = uuid::Uuid::new_v4().to_string();
+        let warm = if load.keys == Keys::None { None } else { Some(key.as_str()) };
+        assert_eq!(client.order(&order, warm).await, 201);
+        clients.push((client, key));
     }
-    let (cpu, started) = (child.cpu_micros(), Instant::now());
-    let mut tasks = JoinSet::new();
-    for (number, mut client) in clients.into_iter().enumerate() {
-        let name = name.clone();
-        tasks.spawn(async move {
-            let mut took = Vec::with_capacity(share);
-            for n in 0..share {
-                let key = match load.keys {
-                    Keys::None => None,
-                    Keys::Unique => Some(format!("{name}-{number}-{n}")),
-                    Keys::Same => Some("same".to_owned()),
-                };
-                let request = request("/orders", key.as_deref());
-                let sent = Instant::now();
-                assert_eq!(client.send(&request).await, 201);
-                took.push(sent.elapsed());
-            }
-            took
-        });
-    }
-    let mut took: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
-    let (elapsed, requests) = (started.elapsed().as_secs_f64(), took.len() as f64);
-    took.sort_unstable();
-    Report {
-        rate: requests / elapsed,
-        cpu_micros: (child.cpu_micros() - cpu) / requests,
-        p50_millis: took[took.len() / 2].as_secs_f64() * 1e3,
-    }
+    clients
 }
 
-/// Many copies of a request that takes long; tells how often it ran and how
-/// long, at most, 99 of 100 of those that were refused waited, in milliseconds.
-pub(super) async fn storm(child: &Child, copies: usize) -> (f64, f64) {
-    let slow = request("/slow", Some("storm"));
-    let mut first = Client::connect(child).await;
-    let running = {
-        let slow = slow.clone();
-        tokio::spawn(async move { first.send(&slow).await })
-    };
-    tokio::time::sleep(Duration::from_millis(300)).await;
+async fn send((mut client, same): (Client, String), requests: usize, keys: Keys) -> Vec<Duration> {
+    let order = order();
+    let mut took = Vec::with_capacity(requests);
+    for n in 0..requests {
+        let unique = (keys == Keys::Unique).then(|| format!("{same}-{n}"));
+        let key = match keys {
+            Keys::None => None,
+            Keys::Unique => unique.as_deref(),
+            Keys::Same => Some(same.as_str()),
+        };
+        let sent = Instant::now();
+        assert_eq!(client.order(&order, key).await, 201);
+        took.push(sent.elapsed());
+    }
+    took
+}
+
+/// Copies of a request that takes long, all at once. Tells how often it ran and
+/// how long, in milliseconds, 99 of 100 of those that were refused waited at most.
+pub(super) async fn storm(child: &Child, connections: usize, each: usize) -> (f64, f64) {
+    let start = Arc::new(Barrier::new(connections));
     let mut tasks = JoinSet::new();
-    for _ in 0..16 {
-        let (mut client, slow) = (Client::connect(child).await, slow.clone());
+    for _ in 0..connections {
+        let (mut client, start) = (Client::connect(&child.address).await, Arc::clone(&start));
         tasks.spawn(async move {
+            let order = order();
             let mut took = Vec::new();
-            for _ in 0..copies / 16 {
+            start.wait().await;
+            for _ in 0..each {
                 let sent = Instant::now();
-                let status = client.send(&slow).await;
+                let status = client.order(&order, Some("storm")).await;
                 took.push((status, sent.elapsed()));
             }
             took
         });
     }
-    let mut all: Vec<(u16, Duration)> = tasks.join_all().await.into_iter().flatten().collect();
-    let runs = all.iter().filter(|(status, _)| *status == 201).count();
-    assert_eq!(running.await.expect("the first one"), 201);
-    all.sort_unstable_by_key(|(_, took)| *took);
-    (1.0 + runs as f64, all[all.len() * 99 / 100].1.as_secs_f64() * 1e3)
+    let all: Vec<(u16, Duration)> = tasks.join_all().await.into_iter().flatten().collect();
+    let mut refused: Vec<Duration> =
+        all.iter().filter(|(status, _)| *status == 409).map(|(_, took)| *took).collect();
+    refused.sort_unstable();
+    assert!(refused.len() >= all.len() - each, "copies are refused while the first one runs");
+    let runs = Client::runs(&child.address).await;
+    (runs as f64, refused[refused.len() * 99 / 100].as_secs_f64() * 1e3)
 }

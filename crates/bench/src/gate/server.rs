@@ -1,132 +1,200 @@
-//! The service under load, in a process of its own.
+//! The service under load.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::Stdio;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse as _, Response};
-use axum::routing::post;
-use clap::Args;
+use axum::http::header::{CONTENT_TYPE, COOKIE, SET_COOKIE};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use clap::{Args, ValueEnum};
+use oncebox_core::Digest;
 use oncebox_core::gate::{
     Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts, Reply, Request,
 };
-use oncebox_core::{Digest, Identifier};
 use oncebox_flow::memory::MemoryStore;
-use oncebox_gate::{Claimed, Gate};
-use oncebox_stores::postgres::{PostgresStore, migrate, pool_options};
-use sqlx::{AssertSqlSafe, PgPool};
+use oncebox_gate::{Caller, Claimed, Gate, GateBuilder};
+use oncebox_stores::postgres::{PostgresStore, pool_options};
+use oncebox_stores::sqlite::SqliteStore;
+use sqlx::PgPool;
+
+/// Where a child is told its database, since everybody can read its arguments.
+const STORE: &str = "ONCEBOX_BENCH_STORE";
+
+/// What stands before the handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Before {
+    /// Nothing.
+    Nothing,
+    /// A gate with receipts in memory.
+    Memory,
+    /// A gate with receipts in SQLite.
+    Sqlite,
+    /// A gate with receipts in PostgreSQL.
+    Postgres,
+    /// Nothing; the handler inserts a row into PostgreSQL.
+    Insert,
+    /// A transactional gate; the handler inserts the row in its transaction.
+    Claimed,
+}
 
 /// Which service, and what it finds.
-#[derive(Clone, Debug)]
-pub(super) struct Set {
-    /// `none`, `memory`, `insert` (a row, no gate), `outside` or `claimed`.
-    pub(super) gate: String,
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Service {
+    #[arg(long, value_enum)]
+    pub(super) before: Before,
+    #[arg(long, env = STORE, hide_env_values = true, default_value = "")]
     pub(super) store: String,
     /// Receipts that are there before.
+    #[arg(long, default_value_t = 0)]
     pub(super) receipts: usize,
-}
-
-impl Set {
-    pub(super) fn plain() -> Self {
-        Self { gate: "none".into(), store: String::new(), receipts: 0 }
-    }
-
-    pub(super) fn memory() -> Self {
-        Self { gate: "memory".into(), ..Self::plain() }
-    }
-}
-
-/// A running service; it ends with this value.
-pub(super) struct Child {
-    child: std::process::Child,
-    pub(super) address: String,
-}
-
-impl Child {
-    pub(super) fn start(set: &Set) -> Self {
-        let mut command = std::process::Command::new(std::env::current_exe().expect("this program"));
-        command.args(["gate-server", "--gate", &set.gate, "--receipts", &set.receipts.to_string()]);
-        // Not among the arguments, where everybody could read its password.
-        let mut child = command
-            .env("ONCEBOX_BENCH_STORE", &set.store)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the service starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("its address");
-        Self { child, address: line.trim().to_owned() }
-    }
-
-    /// Processor time so far, in microseconds.
-    pub(super) fn cpu_micros(&self) -> f64 {
-        /// What the kernel counts in, on every machine that Linux runs on.
-        const MICROS_PER_TICK: f64 = 10_000.0;
-        let text =
-            std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("its statistics");
-        let fields: Vec<&str> = text.rsplit(") ").next().unwrap_or_default().split(' ').collect();
-        let ticks = |at: usize| fields[at].parse::<f64>().expect("a number");
-        (ticks(11) + ticks(12)) * MICROS_PER_TICK
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-/// What a child is told.
-#[derive(Args)]
-pub(crate) struct ChildArguments {
+    /// How long the handler takes.
+    #[arg(long, default_value_t = 0)]
+    pub(super) millis: u64,
+    /// How large its reply is; 0 is a small one.
+    #[arg(long, default_value_t = 0)]
+    pub(super) reply_bytes: usize,
+    /// How much memory receipts may take.
     #[arg(long)]
-    gate: String,
-    #[arg(long)]
-    receipts: usize,
-    #[arg(long, env = "ONCEBOX_BENCH_STORE", hide_env_values = true)]
-    store: String,
+    pub(super) capacity: Option<usize>,
 }
 
-pub(crate) async fn child(arguments: ChildArguments) -> bool {
+impl Service {
+    pub(super) const fn new(before: Before) -> Self {
+        Self { before, store: String::new(), receipts: 0, millis: 0, reply_bytes: 0, capacity: None }
+    }
+
+    /// How to start it.
+    pub(super) fn command(&self) -> Command {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        let before = self.before.to_possible_value().expect("a name");
+        command.args(["gate-server", "--before", before.get_name()]);
+        command.args(["--receipts", &self.receipts.to_string(), "--millis", &self.millis.to_string()]);
+        command.args(["--reply-bytes", &self.reply_bytes.to_string()]);
+        if let Some(capacity) = self.capacity {
+            command.args(["--capacity", &capacity.to_string()]);
+        }
+        command.env(STORE, &self.store);
+        command
+    }
+}
+
+/// How the handler behaves, and how often it ran.
+struct Handler {
+    takes: Duration,
+    reply: Bytes,
+    runs: AtomicUsize,
+}
+
+impl Handler {
+    async fn run(&self) -> Response {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        if !self.takes.is_zero() {
+            tokio::time::sleep(self.takes).await;
+        }
+        let kind = [(CONTENT_TYPE, "application/json")];
+        (StatusCode::CREATED, kind, self.reply.clone()).into_response()
+    }
+}
+
+/// What handlers share; the pool is for those that write.
+type Shared<P> = State<(Arc<Handler>, P)>;
+
+/// The child's whole life.
+pub(crate) async fn serve(service: Service) -> bool {
     // One thread, so that a request costs what it costs.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
-    let is_served = runtime.spawn(serve(arguments)).await.is_ok();
+    let is_served = runtime.spawn(listen(service)).await.is_ok();
     runtime.shutdown_background();
     is_served
 }
 
-async fn serve(arguments: ChildArguments) {
-    let quick = Router::new().route("/orders", post(trivial)).route("/slow", post(slow));
-    let router = match arguments.gate.as_str() {
-        "none" => quick,
-        "memory" => {
-            let store = MemoryStore::new();
-            fill(&store, arguments.receipts).await;
-            quick.layer(Gate::new(store).unscoped())
-        }
-        gate => on_postgres(&arguments.store, gate).await,
+async fn listen(service: Service) {
+    let reply = match service.reply_bytes {
+        0 => "{\"ok\":true}".to_owned(),
+        bytes => format!("{{\"ok\":\"{}\"}}", "x".repeat(bytes.saturating_sub(9))),
     };
+    let takes = Duration::from_millis(service.millis);
+    let handler = Arc::new(Handler { takes, reply: reply.into(), runs: AtomicUsize::new(0) });
+    let plain = router().with_state((Arc::clone(&handler), ()));
+    let router = match service.before {
+        Before::Nothing => plain,
+        Before::Memory => {
+            let store = MemoryStore::new();
+            let store = match service.capacity {
+                Some(bytes) => store.receipt_capacity(bytes),
+                None => store,
+            };
+            fill(&store, service.receipts).await;
+            plain.layer(by_cookie(Gate::new(store)))
+        }
+        Before::Sqlite => {
+            let store = SqliteStore::connect(&service.store).await.expect("a database");
+            plain.layer(by_cookie(Gate::new(store)))
+        }
+        Before::Postgres => plain.layer(by_cookie(Gate::new(postgres(&service.store).await))),
+        Before::Insert => {
+            let pool = postgres(&service.store).await.pool().clone();
+            Router::new().route("/orders", post(insert)).with_state((Arc::clone(&handler), pool))
+        }
+        Before::Claimed => {
+            let gate = by_cookie(Gate::new(postgres(&service.store).await).transactional());
+            Router::new().route("/orders", post(claimed)).with_state((Arc::clone(&handler), ())).layer(gate)
+        }
+    };
+    let count = get(async move || handler.runs.load(Ordering::Relaxed).to_string());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     println!("{}", listener.local_addr().expect("an address"));
+    let router = router.route("/runs", count).route("/session", post(session));
     axum::serve(listener, router).await.expect("it serves");
 }
 
-async fn trivial() -> Response {
-    (StatusCode::CREATED, "{\"ok\":true}").into_response()
+fn router() -> Router<(Arc<Handler>, ())> {
+    Router::new().route("/orders", post(async |State((handler, ())): Shared<()>| handler.run().await))
 }
 
-async fn slow() -> Response {
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-    trivial().await
+async fn session() -> impl IntoResponse {
+    [(SET_COOKIE, format!("session={}; HttpOnly; Path=/", uuid::Uuid::new_v4()))]
+}
+
+/// Callers are told apart by their sessions; those without one are one.
+fn by_cookie<S: Receipts>(gate: GateBuilder<S>) -> Gate<S> {
+    gate.scope(|request| {
+        let cookie = request.headers.get(COOKIE).and_then(|cookie| cookie.to_str().ok());
+        Some(Caller { tenant: String::new(), principal: cookie.unwrap_or_default().to_owned() })
+    })
+}
+
+async fn postgres(url: &str) -> PostgresStore {
+    let pool = pool_options().min_connections(16).max_connections(16).connect(url).await;
+    PostgresStore::new(pool.expect("a database"))
+}
+
+const INSERT: &str = "INSERT INTO bench_order (customer, sequence, amount) VALUES ('bench', 1, 1)";
+
+async fn insert(State((handler, pool)): Shared<PgPool>) -> Response {
+    let mut tx = pool.begin().await.expect("a transaction");
+    sqlx::query(INSERT).execute(&mut *tx).await.expect("a row");
+    let reply = handler.run().await;
+    tx.commit().await.expect("a commit");
+    reply
+}
+
+async fn claimed(State((handler, ())): Shared<()>, mut tx: Claimed<PostgresStore>) -> Response {
+    sqlx::query(INSERT).execute(&mut *tx).await.expect("a row");
+    let reply = handler.run().await;
+    tx.seal(reply).await.map(Body::new)
 }
 
 /// Receipts that nobody asks for.
 async fn fill(store: &MemoryStore, count: usize) {
-    let day = std::time::Duration::from_secs(86_400);
+    let day = Duration::from_secs(86_400);
     let request = Request { method: "POST", path: "/", query: None, content_type: None, body: b"" };
     let reply = Reply { status: 201, body: Some(b"{}".to_vec()), ..Reply::default() };
     for n in 0..count {
@@ -144,35 +212,4 @@ async fn fill(store: &MemoryStore, count: usize) {
             store.seal(&pass, &reply).await.expect("a receipt");
         }
     }
-}
-
-async fn on_postgres(url: &str, gate: &str) -> Router {
-    let schema = format!("bench_gate_{}", std::process::id());
-    let pool = pool_options().max_connections(16).connect(url).await.expect("a database");
-    let store = PostgresStore::new(pool.clone()).schema(Identifier::new(&schema).expect("a name"));
-    migrate::up(&store).await.expect("tables");
-    let table =
-        "CREATE TABLE IF NOT EXISTS bench_gate_order (id bigint GENERATED ALWAYS AS IDENTITY, item text)";
-    sqlx::raw_sql(AssertSqlSafe(table)).execute(&pool).await.ok();
-    let inserting = Router::new().route("/orders", post(insert)).with_state(pool);
-    match gate {
-        "insert" => inserting,
-        "outside" => inserting.layer(Gate::new(store).unscoped()),
-        _ => Router::new().route("/orders", post(claimed)).layer(Gate::new(store).transactional().unscoped()),
-    }
-}
-
-const INSERT: &str = "INSERT INTO bench_gate_order (item) VALUES ('tea')";
-
-async fn insert(State(pool): State<PgPool>) -> Response {
-    let mut tx = pool.begin().await.expect("a transaction");
-    sqlx::query(INSERT).execute(&mut *tx).await.expect("a row");
-    tx.commit().await.expect("a commit");
-    trivial().await
-}
-
-async fn claimed(mut tx: Claimed<PostgresStore>) -> Response {
-    sqlx::query(INSERT).execute(&mut *tx).await.expect("a row");
-    let reply = trivial().await;
-    tx.seal(reply).await.map(Body::new)
 }

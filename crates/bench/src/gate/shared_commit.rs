@@ -45,7 +45,10 @@ async fn rate(store: &SqliteStore, first: u64, requests: u64, at_once: u64) -> f
     requests as f64 / started.elapsed().as_secs_f64()
 }
 
-/// 64 clients at once against one, in each round.
+/// What is measured here.
+pub(super) const NAME: &str = "sqlite.shared_commit.64_vs_1";
+
+/// 64 clients at once, whose receipts share commits, against one, whose do not, in each round.
 pub(super) async fn measure(rounds: usize, requests: usize) -> Vec<(f64, f64)> {
     let folder = std::env::temp_dir().join(format!("oncebox-bench-gate-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");

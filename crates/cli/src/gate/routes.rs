@@ -38,6 +38,7 @@ struct Route {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Changes {
+    methods: Option<Vec<String>>,
     required: Option<bool>,
     ttl: Option<String>,
     lease: Option<String>,
@@ -95,6 +96,13 @@ impl Changes {
             parsed.transpose()
         };
         let mut policy = base.clone();
+        if let Some(methods) = &self.methods {
+            let parsed = methods.iter().map(|name| {
+                name.parse().map_err(|_| refuse(format!("methods: {name:?} is no method such as POST")))
+            });
+            policy.methods = parsed.collect::<Result<_, Fault>>()?;
+            policy.required.retain(|method| policy.methods.contains(method));
+        }
         if let Some(required) = self.required {
             policy.required = if required { policy.methods.clone() } else { Vec::new() };
         }
@@ -158,12 +166,29 @@ mod tests {
     }
 
     #[test]
+    fn a_route_may_do_without_the_gate() {
+        let text = "[defaults]\nrequired = true\n[[route]]\nprefix = \"/search\"\nmethods = []\n\
+                    [[route]]\nprefix = \"/carts\"\nmethods = [\"POST\"]\n";
+
+        let (defaults, routes) = policies(text).unwrap();
+
+        assert_eq!(defaults.required, defaults.methods);
+        assert_eq!((routes[0].1.methods.len(), routes[0].1.required.len()), (0, 0));
+        assert_eq!((routes[1].1.methods.as_slice(), routes[1].1.required.as_slice()), {
+            let post = &[axum::http::Method::POST][..];
+            (post, post)
+        });
+    }
+
+    #[test]
     fn a_mistake_is_named_with_its_place() {
         for (text, says) in [
             ("[defaults]\nttl = \"soon\"", "[defaults]: ttl"),
             ("[defaults]\nlease = \"1ms\"", "lease"),
             ("[[route]]\nprefix = \"payments\"", "begins with /"),
             ("[[route]]\nprefix = \"/x\"\nrequird = true", "requird"),
+            ("[[route]]\nprefix = \"/x\"\nmethods = [\"\"]", "methods"),
+            ("[[route]]\nprefix = \"/x\"\nmethods = [\"GET\"]", "GET changes nothing"),
             ("[[route]]\nprefix = \"/x\"\nkeep = \"most\"", "keep"),
             ("[[route]]\nprefix = \"/x\"\non_doubt = \"hope\"", "on_doubt"),
             ("[[route]]\nrequired = true", "prefix"),

@@ -1,12 +1,13 @@
 //! What makes two requests under one key the same request.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use super::json;
 use crate::digest::Digest;
 
 /// Changed whenever the same request would get another fingerprint.
-const VERSION: &[u8] = b"oncebox request 1";
+const VERSION: &[u8] = b"oncebox request 2";
 
 /// A request, as far as it is compared.
 #[derive(Clone, Copy, Debug)]
@@ -84,18 +85,23 @@ impl fmt::Debug for Fingerprint {
 impl Request<'_> {
     fn is_json(&self) -> bool {
         let essence = self.content_type.unwrap_or_default().split(';').next().unwrap_or_default();
-        let essence = essence.trim().to_ascii_lowercase();
-        essence == "application/json" || essence.ends_with("+json")
+        let essence = essence.trim().as_bytes();
+        let suffix = essence.len().checked_sub(b"+json".len()).and_then(|start| essence.get(start..));
+        essence.eq_ignore_ascii_case(b"application/json")
+            || suffix.is_some_and(|suffix| suffix.eq_ignore_ascii_case(b"+json"))
     }
 }
 
 /// A media type with its name in lower case; what its parameters say may depend on theirs.
-fn normal(content_type: &str) -> String {
+fn normal(content_type: &str) -> Cow<'_, str> {
     match content_type.trim().split_once(';') {
         Some((essence, parameters)) => {
-            format!("{};{}", essence.trim_end().to_ascii_lowercase(), parameters.trim())
+            format!("{};{}", essence.trim_end().to_ascii_lowercase(), parameters.trim()).into()
         }
-        None => content_type.trim().to_ascii_lowercase(),
+        None if content_type.bytes().any(|byte| byte.is_ascii_uppercase()) => {
+            content_type.trim().to_ascii_lowercase().into()
+        }
+        None => content_type.trim().into(),
     }
 }
 

@@ -5,6 +5,7 @@
 //! the same key, unless a route insists.
 
 use std::fmt;
+use std::sync::Arc;
 
 /// The longest key.
 pub const MAX_KEY_BYTES: usize = 255;
@@ -25,7 +26,7 @@ pub enum KeySyntax {
 
 /// A key, without its quotes.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct RequestKey(String);
+pub struct RequestKey(Arc<str>);
 
 impl RequestKey {
     /// Reads the values of all `Idempotency-Key` fields of a request; `None`
@@ -47,10 +48,10 @@ impl RequestKey {
         if value.len() > 2 * MAX_KEY_BYTES + 2 {
             return Err(KeyError::TooLong { limit: MAX_KEY_BYTES });
         }
-        let key = match (value, syntax) {
-            ([b'"', ..], KeySyntax::Lenient | KeySyntax::QuotedString) => unquoted(value)?,
+        let key: Arc<str> = match (value, syntax) {
+            ([b'"', ..], KeySyntax::Lenient | KeySyntax::QuotedString) => unquoted(value)?.into(),
             (_, KeySyntax::QuotedString) => return Err(KeyError::NotQuoted),
-            (_, KeySyntax::Lenient | KeySyntax::Atp) => bare(value)?,
+            (_, KeySyntax::Lenient | KeySyntax::Atp) => bare(value)?.into(),
         };
         let limit = if syntax == KeySyntax::Atp { MAX_ATP_KEY_BYTES } else { MAX_KEY_BYTES };
         match key.len() {
@@ -110,9 +111,9 @@ pub enum KeyError {
     NotAtp,
 }
 
-fn bare(value: &[u8]) -> Result<String, KeyError> {
+fn bare(value: &[u8]) -> Result<&str, KeyError> {
     match std::str::from_utf8(value) {
-        Ok(text) if text.bytes().all(is_printable) => Ok(text.to_owned()),
+        Ok(text) if text.bytes().all(is_printable) => Ok(text),
         _ => Err(KeyError::NotPrintable),
     }
 }

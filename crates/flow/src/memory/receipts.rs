@@ -11,8 +11,8 @@ use oncebox_core::{Error, Kind, Result, Timestamp};
 
 use super::store::{MemoryStore, MemoryTx, at, lock};
 
-/// What a receipt takes beside its reply, about.
-const OVERHEAD: usize = 256;
+/// What a receipt takes beside its reply, about: its places in the table and by age, and what allocations round up to.
+const OVERHEAD: usize = 512;
 
 struct Kept {
     receipt: Receipt,
@@ -51,12 +51,13 @@ impl Shelf {
     }
 
     fn set(&mut self, key: ReceiptKey, kept: Kept) {
-        self.remove(key);
-        self.bytes += kept.size();
+        let (size, is_over, expires_at) = (kept.size(), kept.is_over(), kept.receipt.expires_at);
+        if let Some(before) = self.kept.insert(key, kept) {
+            self.strike(key, &before);
+        }
+        self.bytes += size;
         *self.scopes.entry(key.scope).or_default() += 1;
-        let by_age = if kept.is_over() { &mut self.aging } else { &mut self.running };
-        by_age.insert((kept.receipt.expires_at, key));
-        self.kept.insert(key, kept);
+        self.by_age(is_over).insert((expires_at, key));
         // What is in flight stays.
         while self.capacity.is_some_and(|capacity| self.bytes > capacity) {
             let Some((_, oldest)) = self.aging.first().copied() else { break };
@@ -66,11 +67,19 @@ impl Shelf {
 
     fn remove(&mut self, key: ReceiptKey) {
         if let Some(kept) = self.kept.remove(&key) {
-            self.bytes -= kept.size();
-            self.discount(key.scope);
-            self.aging.remove(&(kept.receipt.expires_at, key));
-            self.running.remove(&(kept.receipt.expires_at, key));
+            self.strike(key, &kept);
         }
+    }
+
+    /// What is no longer kept takes no room, has no age and is not counted.
+    fn strike(&mut self, key: ReceiptKey, kept: &Kept) {
+        self.bytes -= kept.size();
+        self.discount(key.scope);
+        self.by_age(kept.is_over()).remove(&(kept.receipt.expires_at, key));
+    }
+
+    const fn by_age(&mut self, is_over: bool) -> &mut BTreeSet<(Timestamp, ReceiptKey)> {
+        if is_over { &mut self.aging } else { &mut self.running }
     }
 
     fn discount(&mut self, scope: [u8; 32]) {

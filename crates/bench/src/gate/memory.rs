@@ -1,0 +1,81 @@
+//! Receipts in memory: what a request, a copy, a million receipts and a storm of copies cost.
+
+use super::child::{Child, Place};
+use super::load::{self, Keys};
+use super::server::{Before, Service};
+use super::{Run, of};
+use crate::report::Target;
+
+const MIB: f64 = 1_048_576.0;
+
+pub(super) async fn measure(run: &mut Run) {
+    let (gated, plain) = (Service::new(Before::Memory), Service::new(Before::Nothing));
+    for connections in [8, 64] {
+        let cpu = format!("memory.unique.{connections}.cpu");
+        let rate = format!("memory.unique.{connections}.rate");
+        if run.wants_any(&[&cpu, &rate]) {
+            let (ours, bare) = (run.quick(connections, Keys::Unique), run.quick(connections, Keys::None));
+            let rounds = run.compare((&gated, ours), (&plain, bare)).await;
+            run.report(&cpu, "us/request", of(&rounds, |report| report.cpu_micros), Target::AtMost(1.6));
+            run.report(&rate, "requests/s", of(&rounds, |report| report.rate), Target::AtLeast(0.7));
+        }
+    }
+    if run.wants_any(&["memory.replay.64.rate", "memory.replay.64.cpu"]) {
+        let (ours, bare) = (run.quick(64, Keys::Same), run.quick(64, Keys::None));
+        let rounds = run.compare((&gated, ours), (&plain, bare)).await;
+        run.report(
+            "memory.replay.64.rate",
+            "requests/s",
+            of(&rounds, |report| report.rate),
+            Target::AtLeast(1.0),
+        );
+        run.report(
+            "memory.replay.64.cpu",
+            "us/request",
+            of(&rounds, |report| report.cpu_micros),
+            Target::AtMost(1.0),
+        );
+    }
+    if run.wants("memory.flat.cpu") {
+        let large = Service { receipts: run.sizes.many, ..gated.clone() };
+        let small = Service { receipts: 1_000, ..gated.clone() };
+        let load = run.quick(64, Keys::Unique);
+        let rounds = run.compare((&large, load), (&small, load)).await;
+        let rounds = of(&rounds, |report| report.cpu_micros);
+        run.report("memory.flat.cpu", "us/request", rounds, Target::AtMost(1.15));
+    }
+    storm(run, &gated).await;
+    peak(run, &gated).await;
+}
+
+async fn storm(run: &mut Run, gated: &Service) {
+    if !run.wants_any(&["memory.storm.runs", "memory.storm.refused_p99"]) {
+        return;
+    }
+    let slow = Service { millis: 2_000, ..gated.clone() };
+    let (mut runs, mut waits) = (Vec::new(), Vec::new());
+    for _ in 0..run.sizes.rounds {
+        let child = Child::start(&slow.command(), run.place(Place::Alone));
+        let (ran, p99) = load::storm(&child, 50, 20).await;
+        // As a ratio to what it may be: one run, 5 ms.
+        runs.push((ran, 1.0));
+        waits.push((p99, 5.0));
+    }
+    run.report("memory.storm.runs", "runs", runs, Target::AtMost(1.0));
+    run.report("memory.storm.refused_p99", "ms", waits, Target::Below(1.0));
+}
+
+/// How far memory rises while more replies come than fit into it.
+async fn peak(run: &mut Run, gated: &Service) {
+    const NAME: &str = "memory.peak_rss_mib";
+    if !run.wants(NAME) {
+        return;
+    }
+    let capped = Service { capacity: Some(64 << 20), reply_bytes: 1024, ..gated.clone() };
+    let child = Child::start(&capped.command(), run.place(Place::Alone));
+    let before = child.peak();
+    let load = load::Load { requests: run.sizes.replies, ..run.quick(64, Keys::Unique) };
+    load::run(&child, &child, load);
+    let grown = (child.peak() - before) as f64 / MIB;
+    run.report(NAME, "MiB over base", vec![(grown, 96.0)], Target::AtMost(1.0));
+}

@@ -1,0 +1,54 @@
+//! The proxy: `oncebox gate` with the gate on, against itself with the gate off.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::child::{Child, Place};
+use super::load::{self, Keys, Load, Report};
+use super::server::{Before, Service};
+use super::{Run, of};
+use crate::machine::TempDir;
+use crate::report::Target;
+use crate::rounds::interleave;
+
+/// Where `./dev bench gate` has put the program.
+const PROGRAM: &str = "ONCEBOX_PROGRAM";
+/// No method's keys count: every request goes past the gate.
+const OFF: &str = "[defaults]\nmethods = []\n";
+
+pub(super) async fn measure(run: &mut Run) {
+    let names = ["proxy.unique.64.rate", "proxy.unique.64.cpu"];
+    if !run.wants_any(&names) {
+        return;
+    }
+    let Ok(program) = std::env::var(PROGRAM) else {
+        run.not_available(names[0], "run it by `./dev bench gate`, which builds the program");
+        return;
+    };
+    let folder = TempDir::new();
+    let off = folder.0.join("off.toml");
+    std::fs::write(&off, OFF).expect("a file");
+    let rounds = interleave(
+        run.sizes.rounds,
+        async || once(run, &program, None).await,
+        async || once(run, &program, Some(&off)).await,
+    )
+    .await;
+    run.report(names[0], "requests/s", of(&rounds, |report| report.rate), Target::AtLeast(0.8));
+    run.report(names[1], "us/request", of(&rounds, |report| report.cpu_micros), Target::AtMost(1.25));
+}
+
+/// The same requests, with keys, whether these count or not.
+async fn once(run: &Run, program: &str, routes: Option<&Path>) -> Report {
+    let service = Service::new(Before::Nothing);
+    let service = Child::start(&service.command(), run.place(Place::Beside));
+    let mut command = Command::new(program);
+    command.args(["gate", "--listen", "127.0.0.1:0", "--db", "memory", "--unscoped"]);
+    command.args(["--upstream", &format!("http://{}", service.address)]);
+    if let Some(routes) = routes {
+        command.arg("--routes").arg(routes);
+    }
+    let proxy = Child::start_saying(&command, run.place(Place::Alone), "gate listens on http://");
+    // Clients that never sleep would take the processor from the service.
+    load::run(&proxy, &service, Load { is_awake: false, ..run.quick(64, Keys::Unique) })
+}
