@@ -25,7 +25,8 @@ WITH clock AS (
     FROM clock
     WHERE CASE
         WHEN EXISTS (SELECT FROM found WHERE NOT free) THEN false
-        ELSE pg_try_advisory_xact_lock($10)
+        -- Locks are the whole database's: the same key in another schema is another key.
+        ELSE pg_try_advisory_xact_lock($10 # ('oncebox.receipt'::regclass::oid::bigint << 32))
     END
     ON CONFLICT (scope, key) DO UPDATE
     SET fingerprint = excluded.fingerprint, state = excluded.state, token = excluded.token,
