@@ -1,5 +1,9 @@
 //! Transactions that are dropped, refused or killed, and what errors mean.
 
+use oncebox_core::gate::{
+    Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Request,
+};
+
 use super::*;
 
 /// Polls as often as the runtime lets it, and drops the future when `span` is over.
@@ -239,4 +243,34 @@ async fn a_failed_connect_tells_where_but_not_the_password() {
     for error in [&nowhere, &malformed, &refused] {
         assert!(!error.chain().contains("hunter2") && !format!("{error:?}").contains("hunter2"));
     }
+}
+
+#[tokio::test]
+async fn a_key_that_is_being_claimed_in_one_schema_is_free_in_another() {
+    on_tables("a_key_that_is_being_claimed_in_one_schema_is_free_in_another", |store, _| async move {
+        let name = random_schema();
+        let neighbour = PostgresStore::new(store.pool().clone()).schema(Identifier::new(&name).unwrap());
+        migrate::up(&neighbour).await.unwrap();
+        let print = Request { method: "POST", path: "/", query: None, content_type: None, body: b"" };
+        let admit = AdmitRequest {
+            key: ReceiptKey { scope: [1; 32], key: [2; 32] },
+            token: 1,
+            fingerprint: Fingerprint::raw(&print),
+            lease: Duration::from_secs(60),
+            ttl: Duration::from_secs(600),
+            sliding: false,
+            on_doubt: OnDoubt::Retry,
+            on_mismatch: OnMismatch::Refuse,
+        };
+
+        let mut tx = store.begin().await.unwrap();
+        let claimed = store.admit_in(&mut tx, &admit, None).await.unwrap();
+        let elsewhere = neighbour.admit(&admit, None).await;
+        store.rollback(tx).await.unwrap();
+        execute(&store, &format!("DROP SCHEMA {name} CASCADE")).await;
+
+        assert!(matches!(claimed, Admission::Proceed(_)));
+        assert!(matches!(elsewhere.unwrap(), Admission::Proceed(_)));
+    })
+    .await;
 }
