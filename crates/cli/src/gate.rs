@@ -1,12 +1,16 @@
 //! `oncebox gate`: a reverse proxy that gives any service `Idempotency-Key`,
 //! the checker that tells what a gate gets right, and the service it is tried on.
 
+mod admin;
 mod cases;
 mod check;
 mod client;
+mod dying;
 mod fixture;
+mod key;
 mod proxy;
 mod routes;
+mod upload;
 mod upstream;
 
 use std::process::ExitCode;
@@ -32,6 +36,8 @@ pub(crate) struct Args {
 enum Verb {
     /// Try a gate, of any make, with a list of cases, and tell what it gets right
     Check(check::Args),
+    /// Make keys for clients, or tell whether something is one
+    Key(key::Args),
     /// Serve what `check` is tried on: a small service behind the gate
     Fixture(fixture::Args),
 }
@@ -57,6 +63,7 @@ impl ProfileName {
 pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
     match (args.verb, args.proxy) {
         (Some(Verb::Check(args)), _) => check::run(args, format).await,
+        (Some(Verb::Key(args)), _) => key::run(args, format),
         (Some(Verb::Fixture(args)), _) => fixture::run(args).await,
         (None, Some(args)) => proxy::run(args).await,
         (None, None) => Err(Fault::new(crate::fault::Class::Input, "what should the gate do?")

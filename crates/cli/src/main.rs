@@ -1,5 +1,6 @@
 //! The `oncebox` command line. One file per verb; this one is the table of contents.
 
+mod admin;
 mod check;
 mod config;
 mod consent;

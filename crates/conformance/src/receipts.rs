@@ -34,6 +34,7 @@ macro_rules! receipts_suite {
                 of_many_at_once_one_is_admitted
                 of_many_at_once_one_inherits_a_dead_request
                 a_look_writes_nothing
+                each_scope_has_its_own_count
             ]);
         }
         mod end {

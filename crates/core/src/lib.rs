@@ -18,6 +18,7 @@
 
 pub mod backoff;
 pub mod cloudevents;
+pub mod crash;
 pub mod depot;
 pub mod digest;
 pub mod envelope;

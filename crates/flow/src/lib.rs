@@ -19,7 +19,6 @@
 pub mod app;
 pub mod clock;
 pub mod consumer;
-pub mod crash;
 pub mod inbox;
 pub mod janitor;
 pub mod memory;
@@ -37,9 +36,9 @@ mod telemetry;
 pub use app::{Oncebox, Require};
 pub use clock::Clock;
 pub use consumer::Consumer;
-pub use crash::{CrashPoint, Probe};
 pub use inbox::{Context, Effects, Handler, HandlerOptions, Inbox, WorkOptions, Worker};
 pub use janitor::Janitor;
+pub use oncebox_core::crash::{self, CrashPoint, Probe};
 pub use outbox::Outbox;
 pub use relay::Relay;
 pub use routing::Routed;

@@ -26,6 +26,9 @@ pub(crate) const STORE: HeaderName = HeaderName::from_static("idempotency-store"
 /// The longest a client is asked to wait before it asks again.
 const SOON: Duration = Duration::from_secs(2);
 
+/// When a caller with too many keys may have fewer.
+const LATER: Duration = Duration::from_secs(30);
+
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
@@ -41,6 +44,8 @@ pub enum Problem {
     CallerUnknown,
     /// The key was used for another request.
     KeyReused,
+    /// The caller has as many keys as it may have.
+    TooManyKeys,
     /// The first request is still running.
     InFlight {
         /// How long it may still take without a sign of life.
@@ -101,6 +106,7 @@ impl Problem {
             Self::InFlight { .. } => {
                 (StatusCode::CONFLICT, "operation-in-progress", "The same request is being worked on")
             }
+            Self::TooManyKeys => (StatusCode::TOO_MANY_REQUESTS, "too-many-keys", "Too many keys are in use"),
             Self::OutcomeUnknown => (StatusCode::CONFLICT, "outcome-unknown", "The outcome is unknown"),
             Self::NotRetained { .. } => {
                 (StatusCode::CONFLICT, "response-not-retained", "The reply was too large to keep")
@@ -142,6 +148,11 @@ impl Problem {
                                 reply, or use a new key for a new one."
                     .into()
             }
+            Self::TooManyKeys => {
+                "Nothing was done. Keys that were used are remembered for a while; send the same request again \
+                 after Retry-After."
+                    .into()
+            }
             Self::InFlight { .. } => "Send the same request again after Retry-After to get its reply.".into(),
             Self::OutcomeUnknown => {
                 "An earlier request with this key was cut off, and it may or may not have taken \
@@ -173,6 +184,7 @@ impl Problem {
         match self {
             Self::InFlight { left } => Some((*left).min(SOON)),
             Self::StoreDown | Self::CommitUnknown => Some(SOON),
+            Self::TooManyKeys => Some(LATER),
             _ => None,
         }
     }
@@ -182,6 +194,7 @@ impl Problem {
             self,
             Self::InFlight { .. }
                 | Self::StoreDown
+                | Self::TooManyKeys
                 | Self::CommitUnknown
                 | Self::BodyBroken
                 | Self::Panicked

@@ -10,11 +10,13 @@ use bytes::Bytes;
 use http::Response;
 use http_body::Body;
 use http_body_util::BodyExt as _;
-use oncebox_core::gate::{Admission, AdmitRequest, Pass, Receipts};
-use oncebox_core::{Kind, Transaction};
+use oncebox_core::crash::CrashPoint;
+use oncebox_core::gate::{Admission, AdmitRequest, Pass, Receipts, Reply};
+use oncebox_core::{Kind, Timestamp, Transaction};
 
 use crate::answer::{Problem, STORE};
 use crate::body::{self, BoxError, GateBody};
+use crate::gate::Inner;
 use crate::policy::Policy;
 use crate::record;
 use crate::telemetry;
@@ -25,11 +27,19 @@ pub(crate) struct Sealed;
 
 /// The right to try for the key of a request; in its extensions, behind a
 /// gate that is [`transactional`](crate::GateBuilder::transactional).
-#[derive(Clone)]
 pub struct Claim<S> {
-    store: S,
-    policy: Arc<Policy>,
-    admit: AdmitRequest,
+    pub(crate) gate: Arc<Inner<S>>,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) admit: AdmitRequest,
+    /// Before anybody asked the store, by the clock of the cache.
+    pub(crate) asked: Timestamp,
+}
+
+impl<S> Clone for Claim<S> {
+    fn clone(&self) -> Self {
+        let Self { gate, policy, admit, asked } = self;
+        Self { gate: Arc::clone(gate), policy: Arc::clone(policy), admit: *admit, asked: *asked }
+    }
 }
 
 impl<S> fmt::Debug for Claim<S> {
@@ -39,10 +49,6 @@ impl<S> fmt::Debug for Claim<S> {
 }
 
 impl<S: Receipts> Claim<S> {
-    pub(crate) const fn new(store: S, policy: Arc<Policy>, admit: AdmitRequest) -> Self {
-        Self { store, policy, admit }
-    }
-
     /// Begins a transaction and claims the key in it.
     ///
     /// # Errors
@@ -56,13 +62,16 @@ impl<S: Receipts> Claim<S> {
             };
             problem.answer(&self.policy)
         };
-        let mut tx = self.store.begin().await.map_err(down)?;
-        let problem = match self.store.admit_in(&mut tx, &self.admit, None).await.map_err(down)? {
+        let store = &self.gate.store;
+        let mut tx = store.begin().await.map_err(down)?;
+        let problem = match store.admit_in(&mut tx, &self.admit, None).await.map_err(down)? {
             Admission::Proceed(pass) => {
                 telemetry::admitted();
-                return Ok(Claimed { store: self.store, policy: self.policy, admit: self.admit, tx, pass });
+                self.gate.quota.add(&pass.key.scope);
+                self.gate.probe.reach(CrashPoint::H1).await.map_err(down)?;
+                return Ok(Claimed { claim: self, tx, pass });
             }
-            Admission::Replay(reply) => return Err(record::replay(reply, &self.policy)),
+            Admission::Replay { reply, .. } => return Err(record::replay(reply, &self.policy)),
             Admission::Mismatch => Problem::KeyReused,
             Admission::InFlight { left } => Problem::InFlight { left },
             Admission::InDoubt => Problem::OutcomeUnknown,
@@ -74,16 +83,14 @@ impl<S: Receipts> Claim<S> {
 /// A transaction that has the key of its request. Dropped, it rolls back, and
 /// the key is free.
 pub struct Claimed<S: Receipts> {
-    store: S,
-    policy: Arc<Policy>,
-    admit: AdmitRequest,
+    claim: Claim<S>,
     tx: S::Begun,
     pass: Pass,
 }
 
 impl<S: Receipts> fmt::Debug for Claimed<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claimed").field("key", &self.admit.key).finish_non_exhaustive()
+        f.debug_struct("Claimed").field("key", &self.claim.admit.key).finish_non_exhaustive()
     }
 }
 
@@ -116,38 +123,51 @@ impl<S: Receipts> Claimed<S> {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let Self { store, policy, admit, mut tx, pass } = self;
         let (mut parts, body) = response.into_parts();
+        let (store, policy) = (&self.claim.gate.store, &self.claim.policy);
         let Ok(collected) = body.collect().await else {
-            store.rollback(tx).await.ok();
-            return Problem::Panicked.answer(&policy);
+            store.rollback(self.tx).await.ok();
+            return Problem::Panicked.answer(policy);
         };
         let trailers = collected.trailers().cloned();
         let data = collected.to_bytes();
-        if record::is_kept(&parts, trailers.as_ref(), &policy) {
+        if record::is_kept(&parts, trailers.as_ref(), policy) {
             let kept = Some(data.to_vec()).filter(|data| data.len() <= policy.max_response_body);
             let reply = record::reply(&parts, kept, trailers.as_ref());
-            let sealed = match store.seal_in(&mut tx, &pass, &reply).await {
-                Ok(()) => store.commit(tx).await,
-                Err(error) => Err(error),
-            };
-            if let Err(error) = sealed {
-                tracing::warn!(error = %error.chain(), "the commit of a request has failed");
-                if error.kind() != Kind::CommitUnknown {
-                    return Problem::StoreDown.answer(&policy);
-                }
-                match store.peek(&admit, None).await {
-                    Ok(Some(Admission::Replay(stored))) if stored == reply => {}
-                    // Ours was rolled back, and a copy has been quicker.
-                    Ok(Some(Admission::Replay(stored))) => return record::replay(stored, &policy),
-                    _ => return Problem::CommitUnknown.answer(&policy),
-                }
+            if let Err(instead) = self.commit(reply).await {
+                return instead;
             }
         } else {
-            store.rollback(tx).await.ok();
+            store.rollback(self.tx).await.ok();
         }
         parts.headers.remove(STORE);
         parts.extensions.insert(Sealed);
         Response::from_parts(parts, body::whole(data, trailers))
+    }
+
+    /// Commits with this reply; if that is not what happened, tells what to answer instead.
+    async fn commit(self, reply: Reply) -> Result<(), Response<GateBody>> {
+        let Self { claim: Claim { gate, policy, admit, asked }, mut tx, pass } = self;
+        let store = &gate.store;
+        let committed = async {
+            store.seal_in(&mut tx, &pass, &reply).await?;
+            gate.probe.reach(CrashPoint::H6).await?;
+            store.commit(tx).await?;
+            gate.probe.reach(CrashPoint::H2).await
+        };
+        let Err(error) = committed.await else {
+            gate.cache.keep(&admit, asked, admit.ttl, reply);
+            return Ok(());
+        };
+        tracing::warn!(error = %error.chain(), "the commit of a request has failed");
+        if error.kind() != Kind::CommitUnknown {
+            return Err(Problem::StoreDown.answer(&policy));
+        }
+        match store.peek(&admit, None).await {
+            Ok(Some(Admission::Replay { reply: stored, .. })) if stored == reply => Ok(()),
+            // Ours was rolled back, and a copy has been quicker.
+            Ok(Some(Admission::Replay { reply: stored, .. })) => Err(record::replay(stored, &policy)),
+            _ => Err(Problem::CommitUnknown.answer(&policy)),
+        }
     }
 }

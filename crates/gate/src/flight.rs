@@ -11,8 +11,9 @@ use http::response::Parts;
 use http::{HeaderMap, Response};
 use http_body::Body;
 use http_body_util::BodyExt as _;
-use oncebox_core::gate::{OnDoubt, Pass, Receipts, Reply};
-use oncebox_core::{Error, Kind};
+use oncebox_core::crash::CrashPoint;
+use oncebox_core::gate::{AdmitRequest, OnDoubt, Pass, Receipts, Reply};
+use oncebox_core::{Error, Kind, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::answer::{Problem, STORE};
@@ -44,6 +45,9 @@ pub struct Doubt;
 pub(crate) struct Flight<S: Receipts> {
     gate: Arc<Inner<S>>,
     policy: Arc<Policy>,
+    admit: AdmitRequest,
+    /// Before it was admitted, by the clock of the cache.
+    asked: Timestamp,
     pass: Pass,
     /// Dropped after the lease is forgotten: whoever looks again then finds it so.
     _running: Running<S>,
@@ -57,10 +61,15 @@ impl<S: Receipts> Drop for Flight<S> {
 }
 
 impl<S: Receipts> Flight<S> {
-    pub(crate) fn begin(gate: Arc<Inner<S>>, policy: Arc<Policy>, pass: Pass) -> Self {
+    pub(crate) fn begin(
+        gate: Arc<Inner<S>>,
+        policy: Arc<Policy>,
+        (admit, asked): (AdmitRequest, Timestamp),
+        pass: Pass,
+    ) -> Self {
         gate.keep(pass, policy.lease);
         let running = Running::begin(&gate);
-        Self { gate, policy, pass, _running: running }
+        Self { gate, policy, admit, asked, pass, _running: running }
     }
 
     /// Runs the request to its end, whoever still listens.
@@ -72,6 +81,9 @@ impl<S: Receipts> Flight<S> {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        if self.dies_at(CrashPoint::H1).await {
+            return Ok(Problem::Panicked.answer(&self.policy));
+        }
         match AssertUnwindSafe(call).catch_unwind().await {
             Ok(Ok(response)) => Ok(self.land(response).await),
             Ok(Err(error)) => {
@@ -83,6 +95,10 @@ impl<S: Receipts> Flight<S> {
                 Ok(Problem::Panicked.answer(&self.policy))
             }
         }
+    }
+
+    async fn dies_at(&self, point: CrashPoint) -> bool {
+        self.gate.probe.reach(point).await.is_err()
     }
 
     /// The handler did not come to its end. What it did before, nobody knows.
@@ -217,6 +233,9 @@ impl<S: Receipts> Flight<S> {
 
     /// Keeps the reply, or frees the key if it is none to keep.
     async fn end(self, parts: &Parts, body: Option<&Bytes>, trailers: Option<&HeaderMap>) {
+        if self.dies_at(CrashPoint::H6).await {
+            return;
+        }
         if !record::is_kept(parts, trailers, &self.policy) {
             return self.withdraw().await;
         }
@@ -224,7 +243,7 @@ impl<S: Receipts> Flight<S> {
         let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
         let sealed = within(PATIENCE, self.gate.store.seal(&self.pass, &reply)).await;
         match sealed.unwrap_or_else(late) {
-            Ok(()) => {}
+            Ok(()) => self.remember(reply).await,
             Err(error) if error.kind() == Kind::Fenced => {
                 tracing::warn!("a request took longer than its lease, and was admitted once more");
             }
@@ -235,13 +254,22 @@ impl<S: Receipts> Flight<S> {
         }
     }
 
+    /// It is sealed: from here on it stays as it is.
+    async fn remember(&self, reply: Reply) {
+        if self.dies_at(CrashPoint::H2).await {
+            return;
+        }
+        self.gate.cache.keep(&self.admit, self.asked, self.admit.ttl, reply);
+    }
+
     /// The client has its reply. As long as this goes on, copies are refused.
     async fn seal_later(self, reply: Reply) {
         for pause in AGAIN {
             tokio::time::sleep(pause).await;
             match self.gate.store.seal(&self.pass, &reply).await {
-                Err(error) if error.kind() != Kind::Fenced => {}
-                _ => return,
+                Ok(()) => return self.remember(reply).await,
+                Err(error) if error.kind() == Kind::Fenced => return,
+                Err(_) => {}
             }
         }
         tracing::error!("a reply could not be kept; when the lease is over, the request may run again");

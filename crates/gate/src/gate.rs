@@ -1,21 +1,27 @@
 //! The layer, and what all its services share.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::request::Parts;
 use oncebox_core::Result;
-use oncebox_core::gate::{Caller, KeyMaker, Pass, ReceiptKey, Receipts};
+use oncebox_core::crash::Probe;
+use oncebox_core::gate::{Caller, KeyMaker, Receipts};
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
 use tower_layer::Layer;
 
-use crate::policy::Policy;
+use crate::cache::Cache;
+use crate::heart::Heart;
+use crate::policy::{Policy, Strategy};
+use crate::quota::Quota;
 use crate::service::GateService;
+use crate::strays::Strays;
+
+/// The room for replies that need not be asked for.
+const CACHE: usize = 16 << 20;
 
 /// Tells who a request comes from.
 type Scope = dyn Fn(&Parts) -> Option<Caller> + Send + Sync;
@@ -27,6 +33,8 @@ pub struct GateBuilder<S> {
     routes: Vec<(String, Arc<Policy>)>,
     secret: Vec<u8>,
     is_transactional: bool,
+    cache: usize,
+    probe: Probe,
 }
 
 impl<S: Receipts> GateBuilder<S> {
@@ -68,11 +76,37 @@ impl<S: Receipts> GateBuilder<S> {
         self
     }
 
+    /// How many bytes of sealed replies this process keeps, to replay them without asking the store: 16 MiB;
+    /// with 0 it always asks. Nothing is kept before a store in memory, nor where the last write wins.
+    #[must_use]
+    pub const fn cache(mut self, bytes: usize) -> Self {
+        self.cache = bytes;
+        self
+    }
+
+    /// The crash points of tests.
+    #[must_use]
+    pub fn probe(mut self, probe: Probe) -> Self {
+        self.probe = probe;
+        self
+    }
+
+    /// A reply that another request may replace is not one to remember, and a
+    /// route on which the last write wins may replace those of all who share its keys.
+    fn cache_size(&self) -> usize {
+        let policies = self.routes.iter().map(|(_, policy)| &**policy).chain([&self.policy]);
+        let replaces = policies
+            .into_iter()
+            .any(|policy| policy.strategy == Strategy::LastWriteWins && !policy.key_per_route);
+        if replaces || S::IN_MEMORY { 0 } else { self.cache }
+    }
+
     /// Who a request comes from, by what an earlier layer has found out; `None`
     /// refuses it. Never by what the client says of itself.
     #[must_use]
     pub fn scope(self, scope: impl Fn(&Parts) -> Option<Caller> + Send + Sync + 'static) -> Gate<S> {
         Gate(Arc::new(Inner {
+            cache: Cache::new(self.cache_size()),
             policy: Arc::new(self.policy),
             routes: self.routes,
             keys: Arc::new(KeyMaker::new(&self.secret)),
@@ -82,6 +116,9 @@ impl<S: Receipts> GateBuilder<S> {
             landed: Notify::new(),
             running: AtomicUsize::new(0),
             heart: Heart::default(),
+            strays: Strays::default(),
+            quota: Quota::default(),
+            probe: self.probe,
             store: self.store,
         }))
     }
@@ -110,6 +147,10 @@ pub(crate) struct Inner<S> {
     /// Requests that run, whether their clients are still there or not.
     running: AtomicUsize,
     pub(crate) heart: Heart,
+    pub(crate) strays: Strays,
+    pub(crate) quota: Quota,
+    pub(crate) cache: Cache,
+    pub(crate) probe: Probe,
 }
 
 impl<S: Receipts> Gate<S> {
@@ -122,6 +163,8 @@ impl<S: Receipts> Gate<S> {
             routes: Vec::new(),
             secret: Vec::new(),
             is_transactional: false,
+            cache: CACHE,
+            probe: Probe::default(),
         }
     }
 
@@ -203,38 +246,6 @@ impl Tokens {
     }
 }
 
-/// Renews the leases of all requests that take long, in one statement. Those
-/// that are quick are never renewed.
-#[derive(Default)]
-pub(crate) struct Heart {
-    flights: Mutex<HashMap<ReceiptKey, Beat>>,
-    task: Mutex<Option<JoinHandle<()>>>,
-}
-
-struct Beat {
-    pass: Pass,
-    lease: Duration,
-    renewed: Instant,
-}
-
-impl Heart {
-    fn flights(&self) -> MutexGuard<'_, HashMap<ReceiptKey, Beat>> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn forget(&self, pass: &Pass) {
-        let mut flights = self.flights();
-        if flights.get(&pass.key).is_some_and(|beat| beat.pass == *pass) {
-            flights.remove(&pass.key);
-        }
-    }
-
-    /// Whether this process runs the request of this key.
-    pub(crate) fn has(&self, key: &ReceiptKey) -> bool {
-        self.flights().contains_key(key)
-    }
-}
-
 /// A request that runs; dropped, it has ended, however that came about.
 pub(crate) struct Running<S>(Arc<Inner<S>>);
 
@@ -249,63 +260,5 @@ impl<S> Drop for Running<S> {
     fn drop(&mut self) {
         self.0.running.fetch_sub(1, Ordering::SeqCst);
         self.0.landed.notify_waiters();
-    }
-}
-
-impl<S: Receipts> Inner<S> {
-    /// Keeps the lease until it is told to forget it.
-    pub(crate) fn keep(self: &Arc<Self>, pass: Pass, lease: Duration) {
-        let beat = Beat { pass, lease, renewed: Instant::now() };
-        self.heart.flights().insert(pass.key, beat);
-        let mut task = self.heart.task.lock().unwrap_or_else(PoisonError::into_inner);
-        // It may have ended with the runtime that it was started on.
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            *task = Some(tokio::spawn(beat_on(Arc::downgrade(self))));
-        }
-    }
-
-    async fn beat(&self) {
-        let due: Vec<(Pass, Duration)> = {
-            let flights = self.heart.flights();
-            let late = flights.values().filter(|beat| beat.renewed.elapsed() >= beat.lease / 3);
-            late.map(|beat| (beat.pass, beat.lease)).collect()
-        };
-        let mut leases: Vec<Duration> = due.iter().map(|(_, lease)| *lease).collect();
-        leases.sort_unstable();
-        leases.dedup();
-        for lease in leases {
-            let passes: Vec<Pass> = due.iter().filter(|due| due.1 == lease).map(|due| due.0).collect();
-            match tokio::time::timeout(lease / 3, self.store.prolong(&passes, lease, None)).await {
-                Ok(Ok(_)) => {
-                    let mut flights = self.heart.flights();
-                    for pass in &passes {
-                        if let Some(beat) = flights.get_mut(&pass.key) {
-                            beat.renewed = Instant::now();
-                        }
-                    }
-                }
-                Ok(Err(error)) => {
-                    tracing::warn!(error = %error.chain(), "leases of requests could not be renewed");
-                }
-                Err(_elapsed) => tracing::warn!("leases of requests could not be renewed in time"),
-            }
-        }
-    }
-
-    /// How long until somebody's lease should be renewed.
-    fn pause(&self) -> Duration {
-        const LONGEST: Duration = Duration::from_secs(1);
-        let flights = self.heart.flights();
-        let next = flights.values().map(|beat| (beat.lease / 3).saturating_sub(beat.renewed.elapsed())).min();
-        next.unwrap_or(LONGEST).clamp(Duration::from_millis(20), LONGEST)
-    }
-}
-
-async fn beat_on<S: Receipts>(gate: Weak<Inner<S>>) {
-    loop {
-        let Some(pause) = gate.upgrade().map(|gate| gate.pause()) else { return };
-        tokio::time::sleep(pause).await;
-        let Some(gate) = gate.upgrade() else { return };
-        gate.beat().await;
     }
 }

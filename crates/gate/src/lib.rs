@@ -19,23 +19,28 @@
 //! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options.
 //! - `service`: one request, from its key to its answer; `flight`: the run in between, which a client that
 //!   hangs up does not end; `patience`: waiting for either.
-//! - `record`: what is kept of a reply; `answer`: what the gate itself says.
+//! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of.
+//! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
 //! - `extract`: the same for axum. [`carry`]: what messages inherit from a request.
 
 mod answer;
 mod body;
+mod cache;
 mod carry;
 pub mod claim;
 #[cfg(feature = "axum")]
 mod extract;
 mod flight;
 mod gate;
+mod heart;
 pub mod keys;
 mod patience;
 pub mod policy;
+mod quota;
 mod record;
 mod service;
+mod strays;
 mod telemetry;
 
 pub use answer::{Problem, REPLAYED};

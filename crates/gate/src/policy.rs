@@ -120,12 +120,14 @@ pub struct Policy {
     pub excluded: Vec<String>,
     /// Whether each route has keys of its own; otherwise one used for another route is refused.
     pub key_per_route: bool,
-    /// How long a reply may stand still, at its source or on its way to the client. 60 s.
+    /// How long a body may stand still: a request's, or a reply's at its source or on its way to the client. 60 s.
     pub stall: Duration,
     /// The largest request body. 1 MiB.
     pub max_request_body: usize,
     /// The largest reply body that is kept. 1 MiB.
     pub max_response_body: usize,
+    /// The most keys that one caller may have at a time; more are refused with 429. No limit unless chosen.
+    pub max_keys: Option<usize>,
     /// The status for another request under a key: 422.
     pub mismatch_status: StatusCode,
     /// The status of a replayed success; the original one if there is none.
@@ -163,6 +165,7 @@ impl Policy {
             stall: Duration::from_secs(60),
             max_request_body: 1 << 20,
             max_response_body: 1 << 20,
+            max_keys: None,
             mismatch_status: StatusCode::UNPROCESSABLE_ENTITY,
             replay_status: None,
             docs: None,
@@ -205,6 +208,9 @@ impl Policy {
         if self.max_request_body == 0 || self.max_response_body == 0 {
             return refuse("bodies need some room");
         }
+        if self.max_keys == Some(0) {
+            return refuse("a caller needs at least one key");
+        }
         let is_missing = |method: &&Method| !self.methods.contains(method);
         if let Some(method) = self.required.iter().find(is_missing) {
             return refuse(&format!("{method} requires a key, but its keys do not count"));
@@ -244,6 +250,7 @@ mod tests {
             Policy { ttl: Duration::from_secs(30), ..Policy::default() },
             Policy { max_request_body: 0, ..Policy::default() },
             Policy { max_response_body: 0, ..Policy::default() },
+            Policy { max_keys: Some(0), ..Policy::default() },
             Policy { methods: vec![Method::GET], ..Policy::default() },
             Policy { methods: vec![Method::POST], required: vec![Method::PUT], ..Policy::default() },
             Policy { mismatch_status: StatusCode::OK, ..Policy::default() },

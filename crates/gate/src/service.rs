@@ -5,21 +5,23 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Caller, Fingerprint, KeyMaker, KeySyntax, OnMismatch, ReceiptKey, Receipts,
-    RequestKey,
+    Admission, AdmitRequest, Caller, Fingerprint, KeyMaker, KeySyntax, OnMismatch, Pass, ReceiptKey,
+    Receipts, Reply, RequestKey,
 };
-use oncebox_core::{Digest, Error, Kind};
+use oncebox_core::{Digest, Error, Kind, Timestamp};
+use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS};
 use crate::body::{self, BoxError, GateBody};
+use crate::cache::Known;
 use crate::carry::Current;
 use crate::claim::{Claim, Sealed};
 use crate::flight::Flight;
@@ -131,11 +133,13 @@ struct Entrance<S: Receipts> {
     policy: Arc<Policy>,
     key: IdempotencyKey,
     admit: AdmitRequest,
+    /// By the clock of the cache: before anybody asked the store.
+    asked: Timestamp,
 }
 
 /// What an admission comes to.
 enum Verdict {
-    Run(oncebox_core::gate::Pass),
+    Run(Pass),
     Answer(Response<GateBody>),
     Unprotected(Mark),
 }
@@ -186,7 +190,7 @@ impl<S: Receipts> Entrance<S> {
         let fingerprint = fingerprint(&parts, &body, &policy);
         let admit = admit_request(receipt, gate.tokens.draw(), fingerprint, &policy);
         let key = IdempotencyKey { key, receipt, keys: Arc::clone(&gate.keys) };
-        let entrance = Self { gate: Arc::clone(gate), policy, key, admit };
+        let entrance = Self { gate: Arc::clone(gate), policy, key, admit, asked: gate.cache.now() };
         Way::Through(Box::new(entrance), Request::from_parts(parts, B::from(body)))
     }
 
@@ -204,6 +208,9 @@ impl<S: Receipts> Entrance<S> {
         ResB: Body<Data = Bytes> + Send + 'static,
         ResB::Error: Into<BoxError>,
     {
+        if let Some(response) = self.known() {
+            return Ok(response);
+        }
         request.extensions_mut().insert(self.key.clone());
         let current = Current::of(&self.key, request.headers());
         if self.gate.is_transactional {
@@ -219,7 +226,7 @@ impl<S: Receipts> Entrance<S> {
                     Ok(marked(response.map(body::other), mark))
                 }
                 Verdict::Run(pass) => {
-                    let flight = Flight::begin(self.gate, self.policy, pass);
+                    let flight = Flight::begin(self.gate, self.policy, (self.admit, self.asked), pass);
                     // In a box: a future takes its room twice in each that it is handed on to, and 17 KiB
                     // were moved for a request.
                     let call = Box::pin(current.run(async move { inner.call(request).await }));
@@ -246,6 +253,9 @@ impl<S: Receipts> Entrance<S> {
         ResB::Error: Into<BoxError>,
     {
         match self.gate.store.peek(&self.admit, None).await {
+            Ok(None) if self.is_full().await => {
+                return Ok(Problem::TooManyKeys.answer(&self.policy));
+            }
             Ok(None) => {}
             Ok(Some(admission)) => {
                 if let Verdict::Answer(response) = self.told(admission) {
@@ -258,8 +268,13 @@ impl<S: Receipts> Entrance<S> {
             }
         }
         let policy = Arc::clone(&self.policy);
-        request.extensions_mut().insert(Claim::new(self.gate.store.clone(), Arc::clone(&policy), self.admit));
         let gate = self.gate;
+        request.extensions_mut().insert(Claim {
+            gate: Arc::clone(&gate),
+            policy: Arc::clone(&policy),
+            admit: self.admit,
+            asked: self.asked,
+        });
         let running = ToItsEnd::new(async move {
             let _running = Running::begin(&gate);
             current.run(async { inner.call(request).await }).await
@@ -274,6 +289,9 @@ impl<S: Receipts> Entrance<S> {
 
     /// Asks the store, as long as the policy waits for a request that runs.
     async fn admit(&self) -> Verdict {
+        if self.is_full().await {
+            return self.readmit().await;
+        }
         let (started, mut glance) = (Instant::now(), GLANCE);
         loop {
             let asked = within(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
@@ -282,7 +300,12 @@ impl<S: Receipts> Entrance<S> {
                 Ok(admission) => admission,
                 // A transaction is deciding it.
                 Err(error) if error.kind() == Kind::Busy => Admission::InFlight { left: self.policy.lease },
-                Err(error) => return self.without_store(&error),
+                Err(error) => {
+                    // The store may have let it in, and its answer got lost.
+                    let pass = Pass { key: self.admit.key, token: self.admit.token };
+                    self.gate.disown(pass, self.policy.lease);
+                    return self.without_store(&error);
+                }
             };
             let waits = match (&admission, self.policy.in_flight) {
                 (Admission::InFlight { .. }, InFlight::Wait(limit)) => {
@@ -294,12 +317,44 @@ impl<S: Receipts> Entrance<S> {
                 return self.told(admission);
             }
             if self.gate.heart.has(&self.admit.key) {
-                tokio::time::timeout(waits, self.until_landed()).await.ok();
+                timeout(waits, self.until_landed()).await.ok();
             } else {
                 tokio::time::sleep(glance.min(waits)).await;
                 glance = (glance * 2).min(LONGEST_GLANCE);
             }
+            if let Some(response) = self.known() {
+                return Verdict::Answer(response);
+            }
         }
+    }
+
+    async fn is_full(&self) -> bool {
+        match self.policy.max_keys {
+            Some(limit) => self.gate.quota.is_full(&self.gate.store, &self.admit.key.scope, limit).await,
+            None => false,
+        }
+    }
+
+    /// The caller has all the keys it may have: those it has are answered for.
+    async fn readmit(&self) -> Verdict {
+        let looked = timeout(PATIENCE, self.gate.store.peek(&self.admit, None)).await;
+        let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
+        match looked.unwrap_or_else(late) {
+            Ok(Some(admission)) => self.told(admission),
+            Ok(None) => Verdict::Answer(Problem::TooManyKeys.answer(&self.policy)),
+            Err(error) => self.without_store(&error),
+        }
+    }
+
+    /// What needs no question.
+    fn known(&self) -> Option<Response<GateBody>> {
+        let response = match self.gate.cache.find(&self.admit)? {
+            Known::Replay(reply) => record::replay(Reply::clone(&reply), &self.policy),
+            Known::Mismatch if self.policy.strategy == Strategy::WarnButAllow => return None,
+            Known::Mismatch => Problem::KeyReused.answer(&self.policy),
+        };
+        telemetry::known();
+        Some(response)
     }
 
     /// Until this process no longer runs the request: others that land do not make it ask the store.
@@ -330,9 +385,13 @@ impl<S: Receipts> Entrance<S> {
         let problem = match admission {
             Admission::Proceed(pass) => {
                 telemetry::admitted();
+                self.gate.quota.add(&pass.key.scope);
                 return Verdict::Run(pass);
             }
-            Admission::Replay(reply) => return Verdict::Answer(record::replay(reply, &self.policy)),
+            Admission::Replay { reply, left } => {
+                self.gate.cache.keep(&self.admit, self.asked, left, reply.clone());
+                return Verdict::Answer(record::replay(reply, &self.policy));
+            }
             Admission::Mismatch if self.policy.strategy == Strategy::WarnButAllow => {
                 return Verdict::Unprotected(Some((CONFLICT, "allowed")));
             }
@@ -370,11 +429,17 @@ where
     if announced.is_some_and(|length: usize| length > policy.max_request_body) {
         return Err(too_large);
     }
-    match Limited::new(body, policy.max_request_body).collect().await {
-        Ok(whole) => Ok(whole.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large),
-        Err(_broken) => Err(Problem::BodyBroken),
+    let mut body = std::pin::pin!(Limited::new(body, policy.max_request_body));
+    let mut whole = BytesMut::new();
+    // However slow it is, as long as something comes.
+    while let Some(frame) = timeout(policy.stall, body.frame()).await.map_err(|_| Problem::BodyBroken)? {
+        match frame {
+            Ok(frame) => whole.extend_from_slice(frame.data_ref().unwrap_or(&Bytes::new())),
+            Err(error) if error.is::<LengthLimitError>() => return Err(too_large),
+            Err(_broken) => return Err(Problem::BodyBroken),
+        }
     }
+    Ok(whole.freeze())
 }
 
 fn fingerprint(parts: &Parts, body: &[u8], policy: &Policy) -> Fingerprint {

@@ -13,6 +13,11 @@ pub(crate) fn replayed() {
     counter!("oncebox_gate_replayed_total").increment(1);
 }
 
+/// A copy was answered by what this process knew.
+pub(crate) fn known() {
+    counter!("oncebox_gate_cache_hits_total").increment(1);
+}
+
 /// A request was refused, by the code of the answer.
 pub(crate) fn refused(code: &'static str) {
     counter!("oncebox_gate_refused_total", "code" => code).increment(1);

@@ -8,6 +8,7 @@ mod flights;
 mod keys;
 mod payloads;
 mod replies;
+mod strategies;
 
 use std::fmt::Display;
 use std::pin::Pin;
@@ -112,6 +113,9 @@ cases! {
     E04 "a handler that takes longer than its lease keeps its key" [Routes] faults::longer_than_lease;
     E06 "a reply that is cut off is not taken for one" [] faults::truncated;
     E07 "a request that is cut off does not use up its key" [] faults::half_a_request;
+    E08 "without its store a gate refuses, or says that it protects nothing" [Faults] faults::store_down;
+    E09 "a reply that cannot be kept is given, and not made again" [Faults] faults::store_dies;
+    E10 "another process replays what the first one sealed" [Second] faults::elsewhere;
     F01 "after its time a key is new" [Routes] faults::expired;
     F02 "copies do not keep a key for longer, unless that is wanted" [Routes] faults::not_extended;
     G01 "tenants with the same key do not meet" [Tenants] callers::tenants;
@@ -121,12 +125,17 @@ cases! {
     G06 "a body above the limit is refused and not run" [Limits] callers::large_request;
     P01 "the key reaches the service, what is meant for one connection does not" [Proxy] callers::forwarded;
     P02 "events flow before they end" [] replies::events;
+    S1 "where the last write wins, its reply is kept" [Strategies] strategies::last_wins;
+    S2 "where another request is let through, it is warned and the first reply kept" [Strategies] strategies::warned;
+    S3 "a key of a content must be that of the body" [Strategies] strategies::of_content;
 }
 
 /// Where a case stands: its target, its profile and a counter of its own.
 #[derive(Clone, Debug)]
 pub(super) struct Stand {
     target: Target,
+    /// Another gate on the same store.
+    second: Option<Target>,
     profile: ProfileName,
     case: String,
 }
@@ -134,7 +143,17 @@ pub(super) struct Stand {
 impl Stand {
     pub(super) fn new(target: &Target, id: &str, profile: ProfileName) -> Self {
         let case = format!("{id}-{}", uuid::Uuid::new_v4().simple());
-        Self { target: target.clone(), profile, case }
+        Self { target: target.clone(), second: None, profile, case }
+    }
+
+    pub(super) fn beside(self, second: Option<&Target>) -> Self {
+        Self { second: second.cloned(), ..self }
+    }
+
+    /// The same case at the other gate.
+    fn elsewhere(&self) -> Result<Self, String> {
+        let target = self.second.clone().ok_or("there is no second gate")?;
+        Ok(Self { target, ..self.clone() })
     }
 
     fn is_atp(&self) -> bool {

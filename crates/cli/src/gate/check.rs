@@ -26,8 +26,11 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "ietf")]
     profile: ProfileName,
     /// What the gate can do beyond the plain cases; others are left out
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["routes", "tenants", "limits"])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["routes", "tenants", "limits", "strategies", "faults"])]
     with: Vec<Ability>,
+    /// Another gate on the same store, as http://host:port
+    #[arg(long, value_name = "URL")]
+    second: Option<String>,
     /// Only cases whose id begins like this
     #[arg(long, value_name = "ID")]
     only: Option<String>,
@@ -45,8 +48,15 @@ pub(super) enum Ability {
     Tenants,
     /// It has the fixture's limits for bodies
     Limits,
+    /// It has the fixture's paths for other requests under a key
+    Strategies,
+    /// It has the fixture's paths whose store is down
+    Faults,
     /// It is a proxy
     Proxy,
+    /// There is a second one
+    #[value(skip)]
+    Second,
 }
 
 /// One case, tried.
@@ -56,10 +66,12 @@ struct Tried {
 }
 
 pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
-    let target = Target::parse(&args.target).ok_or_else(|| {
-        Fault::new(Class::Input, "--target is no URL of the form http://host:port")
-            .help("TLS is not spoken here")
-    })?;
+    let target = parse("--target", &args.target)?;
+    let second = args.second.as_deref().map(|url| parse("--second", url)).transpose()?;
+    let can = |need: &Ability| match need {
+        Ability::Second => second.is_some(),
+        other => args.with.contains(other),
+    };
     if let Err(error) = target.count("nothing").await {
         let text = format!("the fixture behind {} does not answer: {error}", args.target);
         return Err(Fault::new(Class::Unreachable, text).help("start it with: oncebox gate fixture"));
@@ -70,8 +82,8 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
         .iter()
         .filter(wanted)
         .map(|case| {
-            let stand = Stand::new(&target, case.id, args.profile);
-            let (places, can) = (Arc::clone(&places), case.needs.iter().all(|need| args.with.contains(need)));
+            let stand = Stand::new(&target, case.id, args.profile).beside(second.as_ref());
+            let (places, can) = (Arc::clone(&places), case.needs.iter().all(can));
             tokio::spawn(async move {
                 if !can {
                     return Tried { case, conclusion: Conclusion::NotApplicable };
@@ -92,6 +104,13 @@ pub(crate) async fn run(args: Args, format: Format) -> Result<ExitCode, Fault> {
     print(&tried, format);
     let is_failed = tried.iter().any(|tried| matches!(tried.conclusion, Conclusion::Failed(_)));
     Ok(if is_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn parse(flag: &str, url: &str) -> Result<Target, Fault> {
+    Target::parse(url).ok_or_else(|| {
+        Fault::new(Class::Input, format!("{flag} is no URL of the form http://host:port"))
+            .help("TLS is not spoken here")
+    })
 }
 
 fn print(tried: &[Tried], format: Format) {

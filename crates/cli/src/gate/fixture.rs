@@ -17,11 +17,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use clap::Args as ClapArgs;
 use oncebox_core::gate::Receipts as ReceiptsSeam;
-use oncebox_gate::{Caller, Gate, InFlight, Policy};
+use oncebox_gate::{Caller, Gate, InFlight, KeySyntax, Policy, Strategy};
 use serde::Deserialize;
 use tokio::net::TcpListener;
 
-use super::{ProfileName, Receipts, with_store};
+use super::{ProfileName, Receipts, dying, with_store};
 use crate::fault::{Class, Fault};
 
 #[derive(Debug, ClapArgs)]
@@ -56,7 +56,8 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Fault> {
         service(&counts)
     } else {
         let receipts = Receipts::open(&args.store, &args.schema, 64 << 20).await?;
-        with_store!(receipts, store => gated(&counts, store, args.profile)?)
+        let router = with_store!(receipts, store => gated(&counts, store, args.profile)?);
+        router.merge(faulty(&counts, args.profile).await?)
     };
     eprintln!("fixture listens on http://{}", listener.local_addr()?);
     axum::serve(listener, router).with_graceful_shutdown(super::proxy::stopped()).await?;
@@ -83,7 +84,33 @@ pub(super) fn policies(profile: ProfileName) -> Vec<(&'static str, Policy)> {
             "/ttl",
             with(|policy| (policy.lease, policy.ttl) = (Duration::from_secs(1), Duration::from_secs(3))),
         ),
+        ("/last-wins", with(|policy| let_others(policy, Strategy::LastWriteWins))),
+        ("/warn", with(|policy| let_others(policy, Strategy::WarnButAllow))),
+        (
+            "/content",
+            with(|policy| {
+                (policy.strategy, policy.key_syntax) = (Strategy::ContentBased, KeySyntax::Lenient);
+            }),
+        ),
     ]
+}
+
+/// With keys of their own: nothing that is replaced there is known elsewhere.
+const fn let_others(policy: &mut Policy, strategy: Strategy) {
+    (policy.strategy, policy.allow_unsafe_strategies, policy.key_per_route) = (strategy, true, true);
+}
+
+/// Paths whose store is down, or goes down while the handler runs.
+async fn faulty(counts: &Counts, profile: ProfileName) -> Result<Router, Fault> {
+    let open = Policy { fail_open: true, ..profile.policy() };
+    let down = Gate::new(dying::down()?).policy(profile.policy())?.unscoped();
+    let open = Gate::new(dying::down()?).policy(open)?.unscoped();
+    let dying = Gate::new(dying::cannot_seal().await?).policy(profile.policy())?.unscoped();
+    let place = |path: &str| Router::new().route(path, any(handle)).with_state(counts.clone());
+    Ok(place("/down/orders")
+        .layer(down)
+        .merge(place("/down-open/orders").layer(open))
+        .merge(place("/dying/orders").layer(dying)))
 }
 
 fn gated<S: ReceiptsSeam>(counts: &Counts, store: S, profile: ProfileName) -> Result<Router, Fault> {

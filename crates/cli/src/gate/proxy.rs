@@ -11,7 +11,6 @@ use axum::http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
 use clap::{Args as ClapArgs, ValueEnum};
 use oncebox_core::gate::Receipts as ReceiptsSeam;
 use oncebox_gate::{Caller, Gate, InFlight, OnDoubt, Policy};
@@ -19,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower_layer::Layer as _;
 
+use super::admin::Admin;
 use super::routes::RoutesFile;
 use super::upstream::Upstream;
 use super::{ProfileName, Receipts, with_store};
@@ -71,9 +71,12 @@ pub(crate) struct ProxyArgs {
     /// How long a request may run without a sign of life from this process, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     lease: u64,
-    /// How long the service may take for a reply, in seconds
+    /// How long the service may take for a reply to a request that it has, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
+    /// How long a body may stand still, of a request or of a reply, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    stall: u64,
     /// Copies wait that many seconds for the reply instead of being refused at once
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
@@ -83,12 +86,18 @@ pub(crate) struct ProxyArgs {
     /// The largest request and reply body, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     max_body: usize,
+    /// The most keys that one caller may have at a time; more are refused with 429
+    #[arg(long, value_name = "N")]
+    max_keys: Option<usize>,
     /// Policies by path, as TOML; see the guide
     #[arg(long, value_name = "FILE")]
     routes: Option<PathBuf>,
-    /// Where /livez and /readyz are answered
+    /// How many bytes of replies are kept in this process, to be replayed without asking the database; 0 for none
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20)]
+    cache: usize,
+    /// Where /livez, /readyz and /metrics are answered, such as 127.0.0.1:9090; nowhere unless it is given
     #[arg(long, value_name = "ADDRESS")]
-    health: Option<SocketAddr>,
+    admin: Option<SocketAddr>,
 }
 
 /// What becomes of a request whose earlier run may or may not have taken effect.
@@ -110,8 +119,10 @@ impl ProxyArgs {
                 DoubtName::Retry => OnDoubt::Retry,
                 DoubtName::Block => OnDoubt::Block,
             },
+            stall: Duration::from_secs(self.stall),
             max_request_body: self.max_body,
             max_response_body: self.max_body,
+            max_keys: self.max_keys,
             ..self.profile.policy()
         }
     }
@@ -119,7 +130,8 @@ impl ProxyArgs {
     fn gate<S: ReceiptsSeam>(&self, store: S) -> Result<Gate<S>, Fault> {
         let file = self.routes.as_deref().map(RoutesFile::read).transpose()?.unwrap_or_default();
         let (policy, routes) = file.policies(&self.policy())?;
-        let mut gate = Gate::new(store).secret(self.secret.as_bytes()).policy(policy.clone())?;
+        let mut gate =
+            Gate::new(store).cache(self.cache).secret(self.secret.as_bytes()).policy(policy.clone())?;
         for (prefix, policy) in routes {
             gate = gate.route(&prefix, policy)?;
         }
@@ -156,23 +168,27 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
     if args.secret.is_empty() {
         tracing::warn!("without --secret, whoever reads the database can try out keys");
     }
-    let upstream = Upstream::new(&args.upstream, Duration::from_secs(args.timeout))?;
+    let limits = (Duration::from_secs(args.stall), Duration::from_secs(args.timeout));
+    let upstream = Upstream::new(&args.upstream, limits)?;
     let receipts = Receipts::open(&args.store, &args.schema, 256 << 20).await?;
     let listener = bind(args.listen).await?;
-    if let Some(address) = args.health {
-        let health = bind(address).await?;
-        tokio::spawn(async move { axum::serve(health, health_router()).await });
-    }
+    let admin = match args.admin {
+        Some(address) => Some(Admin::start(bind(address).await?)?),
+        None => None,
+    };
     eprintln!("gate listens on http://{} for {}", listener.local_addr()?, args.upstream);
     let stop = CancellationToken::new();
     with_store!(receipts, store => {
+        if let Some(admin) = admin.clone() {
+            tokio::spawn(admin.watch(store.clone()));
+        }
         let gate = args.gate(store)?;
         let (sweeping, draining, over) = (gate.clone(), gate.clone(), stop.clone());
         tokio::spawn(async move {
             sweeping.sweep(Duration::from_secs(60), over.cancelled_owned()).await;
         });
         let router = Router::new().fallback_service(gate.layer(upstream)).layer(from_fn(refuse_ambiguous));
-        axum::serve(listener, router).with_graceful_shutdown(stopped()).await?;
+        axum::serve(listener, router).with_graceful_shutdown(drained(admin)).await?;
         // Requests whose client has gone run on.
         if tokio::time::timeout(Duration::from_secs(args.timeout), draining.drained()).await.is_err() {
             tracing::warn!("requests were still running; their keys are free when their leases are over");
@@ -187,8 +203,12 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, Fault> {
     TcpListener::bind(address).await.map_err(failed)
 }
 
-fn health_router() -> Router {
-    Router::new().route("/livez", get(|| async { "alive\n" })).route("/readyz", get(|| async { "ready\n" }))
+/// When it is time to stop; from then on the gate says that it is not ready.
+async fn drained(admin: Option<Admin>) {
+    stopped().await;
+    if let Some(admin) = admin {
+        admin.drain();
+    }
 }
 
 /// A request whose end two parsers could see in two places goes no further.

@@ -42,6 +42,7 @@ struct Changes {
     required: Option<bool>,
     ttl: Option<String>,
     lease: Option<String>,
+    stall: Option<String>,
     wait: Option<String>,
     sliding: Option<bool>,
     keep: Option<String>,
@@ -52,6 +53,7 @@ struct Changes {
     key_per_route: Option<bool>,
     max_request_body: Option<usize>,
     max_response_body: Option<usize>,
+    max_keys: Option<usize>,
     docs: Option<String>,
     /// Whatever else stands there: a mistake.
     #[serde(flatten)]
@@ -106,6 +108,7 @@ impl Changes {
         }
         policy.ttl = time("ttl", &self.ttl)?.unwrap_or(policy.ttl);
         policy.lease = time("lease", &self.lease)?.unwrap_or(policy.lease);
+        policy.stall = time("stall", &self.stall)?.unwrap_or(policy.stall);
         policy.in_flight = time("wait", &self.wait)?.map_or(policy.in_flight, InFlight::Wait);
         policy.sliding = self.sliding.unwrap_or(policy.sliding);
         policy.store = match self.keep.as_deref() {
@@ -127,6 +130,7 @@ impl Changes {
         policy.key_per_route = self.key_per_route.unwrap_or(policy.key_per_route);
         policy.max_request_body = self.max_request_body.unwrap_or(policy.max_request_body);
         policy.max_response_body = self.max_response_body.unwrap_or(policy.max_response_body);
+        policy.max_keys = self.max_keys.or(policy.max_keys);
         policy.docs = self.docs.clone().or(policy.docs);
         policy.check().map_err(|error| refuse(error.chain()))?;
         Ok(policy)

@@ -15,6 +15,7 @@ use hyper_util::rt::TokioExecutor;
 use oncebox_gate::Doubt;
 use tower_service::Service;
 
+use super::upload::{Late, Upload};
 use crate::fault::{Class, Fault};
 
 /// Meant for one connection, not for the next.
@@ -38,11 +39,12 @@ pub(super) struct Upstream {
     authority: Authority,
     /// Before every path.
     base: String,
-    timeout: Duration,
+    /// How long a request may stand still, and how long the reply may take once it is whole.
+    limits: (Duration, Duration),
 }
 
 impl Upstream {
-    pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, Fault> {
+    pub(super) fn new(url: &str, limits: (Duration, Duration)) -> Result<Self, Fault> {
         let refuse = |why: &str| {
             Fault::new(Class::Input, format!("--upstream: {why}"))
                 .help("write http://host:port or http://host:port/base")
@@ -66,7 +68,7 @@ impl Upstream {
             // Shorter than most services keep a connection; what was not sent on one that is gone is sent on another.
             .pool_idle_timeout(Duration::from_secs(4))
             .build(connector);
-        Ok(Self { client, authority, base, timeout })
+        Ok(Self { client, authority, base, limits })
     }
 
     /// The same request to our service: of the address only path and query are the client's.
@@ -97,7 +99,10 @@ impl Upstream {
                 false,
             );
         };
-        match tokio::time::timeout(self.timeout, self.client.request(request)).await {
+        let (parts, body) = request.into_parts();
+        let (body, progress) = Upload::new(body);
+        let request = Request::from_parts(parts, Body::new(body));
+        match progress.limit(self.limits, self.client.request(request)).await {
             Ok(Ok(response)) => {
                 let (mut parts, body) = response.into_parts();
                 strip(&mut parts.headers);
@@ -112,7 +117,13 @@ impl Upstream {
                 tracing::warn!(%error, "the service hung up");
                 problem(StatusCode::BAD_GATEWAY, "the service hung up; nobody knows what it did", true)
             }
-            Err(_elapsed) => {
+            // Part of it was sent, and what the service makes of that is its own affair.
+            Err(Late::Client) => problem(
+                StatusCode::REQUEST_TIMEOUT,
+                "the request stood still before it was whole; nobody knows what the service did with it",
+                true,
+            ),
+            Err(Late::Service) => {
                 tracing::warn!("the service did not answer in time");
                 problem(
                     StatusCode::GATEWAY_TIMEOUT,

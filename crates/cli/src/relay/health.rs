@@ -13,6 +13,7 @@ use axum::{Json, Router};
 use tokio::net::TcpListener;
 
 use super::board::Board;
+use crate::admin;
 use crate::fault::{Class, Fault};
 
 /// Opens the port, so that a wrong address ends the start.
@@ -23,24 +24,9 @@ pub(super) async fn bind(address: SocketAddr) -> Result<TcpListener, Fault> {
     })
 }
 
-/// Answers as long as the process lives: while the relays drain, too, and while
-/// a blocked thread holds up everything else.
 pub(super) fn serve(listener: TcpListener, board: Arc<Board>) -> Result<(), Fault> {
-    let listener = listener.into_std()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let served = async move {
-        let listener = TcpListener::from_std(listener)?;
-        let router = Router::new().route("/livez", get(livez)).route("/readyz", get(readyz));
-        let service = router.with_state(board).into_make_service_with_connect_info::<SocketAddr>();
-        axum::serve(listener, service).await
-    };
-    let thread = std::thread::Builder::new().name("health".into());
-    thread.spawn(move || {
-        if let Err(error) = runtime.block_on(served) {
-            tracing::error!(%error, "health.stopped");
-        }
-    })?;
-    Ok(())
+    let router = Router::new().route("/livez", get(livez)).route("/readyz", get(readyz));
+    admin::serve(listener, router.with_state(board))
 }
 
 /// Whether to restart the process: only if one of its tasks is gone, or if the

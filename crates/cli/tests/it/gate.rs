@@ -2,6 +2,7 @@
 //! a proxy; processes that are killed, services that are gone.
 
 mod framing;
+mod operating;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -83,12 +84,12 @@ fn all_hold(ran: Ran, at_least: u64) {
 
 #[test]
 fn every_case_holds_in_memory() {
-    all_hold(Served::fixture(&[]).check(&[]), 48);
+    all_hold(Served::fixture(&[]).check(&[]), 53);
 }
 
 #[test]
 fn every_case_of_the_other_profile_holds_in_memory() {
-    all_hold(Served::fixture(&["--profile", "atp"]).check(&["--profile", "atp"]), 48);
+    all_hold(Served::fixture(&["--profile", "atp"]).check(&["--profile", "atp"]), 53);
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn every_case_holds_on_every_database() {
     for database in Database::both("every_case_holds_on_every_database") {
         let database = database.migrated();
         let fixture = Served::fixture(&["--store", &database.url(), "--schema", &database.name]);
-        all_hold(fixture.check(&[]), 48);
+        all_hold(fixture.check(&[]), 53);
     }
 }
 
@@ -106,7 +107,9 @@ fn every_case_that_a_proxy_can_hold_holds_on_every_database() {
     for database in Database::both("every_case_that_a_proxy_can_hold") {
         let database = database.migrated();
         let proxy = Served::proxy(&service.address, &database, &["--tenant-header", "x-fx-tenant"]);
-        all_hold(proxy.check(&["--with", "tenants,proxy"]), 39);
+        let second = Served::proxy(&service.address, &database, &["--tenant-header", "x-fx-tenant"]);
+        let url = format!("http://{}", second.address);
+        all_hold(proxy.check(&["--with", "tenants,proxy", "--second", &url]), 40);
     }
 }
 

@@ -6,7 +6,7 @@ use oncebox_core::gate::{Admission, AdmitRequest, Receipts as _};
 use tokio::task::JoinSet;
 
 use super::ReceiptsFixture;
-use super::steps::{LEASE, TTL, admitted, at, is_fenced, of_another, reply, request, seconds, told};
+use super::steps::{LEASE, TTL, admitted, at, is_fenced, of_another, replay, reply, request, seconds, told};
 
 pub async fn the_first_request_is_admitted_and_a_copy_waits_for_it<F: ReceiptsFixture>(fixture: Arc<F>) {
     let store = fixture.store();
@@ -15,7 +15,7 @@ pub async fn the_first_request_is_admitted_and_a_copy_waits_for_it<F: ReceiptsFi
 
     assert_eq!(told(&store, 10).await, Admission::InFlight { left: seconds(LEASE - 10) });
     store.seal(&pass, &reply("done")).await.unwrap();
-    assert_eq!(told(&store, 10).await, Admission::Replay(reply("done")));
+    assert_eq!(told(&store, 10).await, replay(reply("done"), TTL - 10));
 }
 
 pub async fn another_request_under_the_key_is_refused_wherever_the_first_one_stands<F: ReceiptsFixture>(
@@ -30,7 +30,7 @@ pub async fn another_request_under_the_key_is_refused_wherever_the_first_one_sta
     store.seal(&pass, &reply("done")).await.unwrap();
     assert_eq!(other(1).await, Admission::Mismatch, "sealed");
 
-    assert_eq!(told(&store, 2).await, Admission::Replay(reply("done")), "the first one is unharmed");
+    assert_eq!(told(&store, 2).await, replay(reply("done"), TTL - 2), "the first one is unharmed");
 }
 
 pub async fn scopes_and_keys_are_apart<F: ReceiptsFixture>(fixture: Arc<F>) {
@@ -54,7 +54,7 @@ pub async fn a_lease_that_is_over_lets_the_same_request_in_again<F: ReceiptsFixt
 
     assert_eq!(told(&store, LEASE + 1).await, Admission::InFlight { left: seconds(LEASE - 1) });
     store.seal(&pass, &reply("done")).await.unwrap();
-    assert_eq!(told(&store, LEASE + 1).await, Admission::Replay(reply("done")));
+    assert_eq!(told(&store, LEASE + 1).await, replay(reply("done"), TTL - 1));
 }
 
 pub async fn whoever_lost_the_lease_can_neither_seal_nor_withdraw_nor_doubt<F: ReceiptsFixture>(
@@ -72,7 +72,7 @@ pub async fn whoever_lost_the_lease_can_neither_seal_nor_withdraw_nor_doubt<F: R
     assert!(matches!(told(&store, LEASE + 1).await, Admission::InFlight { .. }));
     store.seal(&held, &reply("done")).await.unwrap();
     assert!(is_fenced(&store.seal(&lost, &reply("stale")).await));
-    assert_eq!(told(&store, LEASE + 1).await, Admission::Replay(reply("done")));
+    assert_eq!(told(&store, LEASE + 1).await, replay(reply("done"), TTL - 1));
 }
 
 pub async fn a_receipt_is_forgotten_when_its_time_is_over<F: ReceiptsFixture>(fixture: Arc<F>) {
@@ -80,7 +80,7 @@ pub async fn a_receipt_is_forgotten_when_its_time_is_over<F: ReceiptsFixture>(fi
     let pass = admitted(&store, &request("a", "body"), 0).await;
     store.seal(&pass, &reply("done")).await.unwrap();
 
-    assert_eq!(told(&store, TTL - 1).await, Admission::Replay(reply("done")));
+    assert_eq!(told(&store, TTL - 1).await, replay(reply("done"), 1));
     let pass = admitted(&store, &request("a", "other"), TTL).await;
 
     assert!(matches!(told(&store, TTL).await, Admission::Mismatch), "now it is another one's");
@@ -110,11 +110,11 @@ pub async fn replays_do_not_keep_a_receipt_unless_that_is_wanted<F: ReceiptsFixt
     let sliding = AdmitRequest { sliding: true, ..request("b", "body") };
 
     told(&store, TTL / 2).await;
-    assert_eq!(store.admit(&sliding, at(TTL / 2)).await.unwrap(), Admission::Replay(reply("b")));
+    assert_eq!(store.admit(&sliding, at(TTL / 2)).await.unwrap(), replay(reply("b"), TTL / 2));
 
     assert!(matches!(told(&store, TTL + 1).await, Admission::Proceed(_)));
     let again = store.admit(&request("b", "body"), at(TTL + 1)).await.unwrap();
-    assert_eq!(again, Admission::Replay(reply("b")));
+    assert_eq!(again, replay(reply("b"), TTL / 2 - 1));
 }
 
 /// Admits the request many times at once; tells how often it was let in.
@@ -153,6 +153,27 @@ pub async fn a_look_writes_nothing<F: ReceiptsFixture>(fixture: Arc<F>) {
     assert_eq!(look(LEASE).await, None, "it would be admitted");
     assert_eq!(store.peek(&request("a", "other"), at(1)).await.unwrap(), Some(Admission::Mismatch));
     store.seal(&pass, &reply("done")).await.unwrap();
-    assert_eq!(look(LEASE).await, Some(Admission::Replay(reply("done"))));
+    assert_eq!(look(LEASE).await, Some(replay(reply("done"), TTL - LEASE)));
     assert_eq!(look(TTL).await, None);
+}
+
+pub async fn each_scope_has_its_own_count<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let mine = request("0", "body").key.scope;
+    for n in 0..5 {
+        let pass = admitted(&store, &request(&n.to_string(), "body"), 0).await;
+        if n % 2 == 0 {
+            store.seal(&pass, &reply("done")).await.unwrap();
+        }
+    }
+    let other = of_another(request("0", "body"));
+    let pass = admitted(&store, &other, 0).await;
+
+    assert_eq!(store.count(&mine, 100).await.unwrap(), 5, "sealed or not");
+    assert_eq!(store.count(&mine, 3).await.unwrap(), 3, "no more than was asked for");
+    assert_eq!(store.count(&other.key.scope, 100).await.unwrap(), 1);
+    store.withdraw(&pass).await.unwrap();
+    assert_eq!(store.count(&other.key.scope, 100).await.unwrap(), 0);
+    store.forget(100, at(TTL)).await.unwrap();
+    assert_eq!(store.count(&mine, 100).await.unwrap(), 0);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oncebox_core::gate::{Admission, AdmitRequest, OnDoubt, OnMismatch, Receipts as _, Reply};
 
 use super::ReceiptsFixture;
-use super::steps::{LEASE, TTL, admitted, at, is_fenced, reply, request, seconds, told};
+use super::steps::{LEASE, TTL, admitted, at, is_fenced, replay, reply, request, seconds, told};
 
 pub async fn a_sealed_reply_comes_back_as_it_was<F: ReceiptsFixture>(fixture: Arc<F>) {
     let store = fixture.store();
@@ -33,7 +33,7 @@ pub async fn a_sealed_reply_comes_back_as_it_was<F: ReceiptsFixture>(fixture: Ar
         store.seal(&pass, &reply).await.unwrap();
 
         let again = store.admit(&request(&name, "body"), at(1)).await.unwrap();
-        assert_eq!(again, Admission::Replay(reply), "{n}");
+        assert_eq!(again, replay(reply, TTL - 1), "{n}");
     }
 }
 
@@ -44,7 +44,7 @@ pub async fn a_reply_that_was_too_large_is_told_without_its_body<F: ReceiptsFixt
 
     store.seal(&pass, &large).await.unwrap();
 
-    assert_eq!(told(&store, 1).await, Admission::Replay(large));
+    assert_eq!(told(&store, 1).await, replay(large, TTL - 1));
 }
 
 pub async fn sealing_twice_changes_nothing<F: ReceiptsFixture>(fixture: Arc<F>) {
@@ -56,7 +56,7 @@ pub async fn sealing_twice_changes_nothing<F: ReceiptsFixture>(fixture: Arc<F>) 
     store.withdraw(&pass).await.unwrap();
     store.doubt(&pass).await.unwrap();
 
-    assert_eq!(told(&store, 1).await, Admission::Replay(reply("first")));
+    assert_eq!(told(&store, 1).await, replay(reply("first"), TTL - 1));
 }
 
 pub async fn a_withdrawn_request_is_a_first_one_again<F: ReceiptsFixture>(fixture: Arc<F>) {
@@ -92,7 +92,7 @@ pub async fn where_doubts_block_so_does_a_dead_request<F: ReceiptsFixture>(fixtu
     assert_eq!(store.peek(&careful, at(LEASE)).await.unwrap(), Some(Admission::InDoubt));
 
     store.seal(&pass, &reply("late")).await.unwrap();
-    assert_eq!(store.admit(&careful, at(LEASE)).await.unwrap(), Admission::Replay(reply("late")));
+    assert_eq!(store.admit(&careful, at(LEASE)).await.unwrap(), replay(reply("late"), TTL - LEASE));
 }
 
 pub async fn a_doubt_cannot_be_sealed_afterwards<F: ReceiptsFixture>(fixture: Arc<F>) {
@@ -113,7 +113,7 @@ pub async fn the_last_may_win_but_not_while_the_first_one_runs<F: ReceiptsFixtur
     let last = admitted(&store, &bold(), 2).await;
     store.seal(&last, &reply("last")).await.unwrap();
 
-    assert_eq!(store.admit(&bold(), at(3)).await.unwrap(), Admission::Replay(reply("last")));
+    assert_eq!(store.admit(&bold(), at(3)).await.unwrap(), replay(reply("last"), TTL - 1));
     assert_eq!(told(&store, 3).await, Admission::Mismatch);
 }
 
@@ -149,7 +149,7 @@ pub async fn a_seal_after_the_lease_counts_while_nobody_was_admitted<F: Receipts
 
     store.seal(&pass, &reply("late")).await.unwrap();
 
-    assert_eq!(told(&store, LEASE + 1).await, Admission::Replay(reply("late")));
+    assert_eq!(told(&store, LEASE + 1).await, replay(reply("late"), TTL - LEASE - 1));
 }
 
 pub async fn what_is_old_is_deleted_and_what_runs_stays<F: ReceiptsFixture>(fixture: Arc<F>) {
@@ -187,5 +187,5 @@ pub async fn a_token_of_the_past_means_nothing_to_a_later_receipt<F: ReceiptsFix
     assert!(is_fenced(&store.seal(&second, &reply("stale")).await));
     store.seal(&third, &reply("done")).await.unwrap();
 
-    assert_eq!(told(&store, LEASE + 2).await, Admission::Replay(reply("done")));
+    assert_eq!(told(&store, LEASE + 2).await, replay(reply("done"), TTL - 1));
 }

@@ -6,7 +6,7 @@ use oncebox_core::Store as _;
 use oncebox_core::gate::{Admission, Receipts as _};
 
 use super::ReceiptsFixture;
-use super::steps::{admitted, at, reply, request, told};
+use super::steps::{TTL, admitted, at, replay, reply, request, told};
 use crate::Entry;
 
 fn effect() -> Entry {
@@ -31,7 +31,7 @@ pub async fn a_request_sealed_in_a_transaction_shares_the_fate_of_its_writes<F: 
         }
     }
 
-    assert_eq!(told(&store, 1).await, Admission::Replay(reply("done")));
+    assert_eq!(told(&store, 1).await, replay(reply("done"), TTL - 1));
     assert_eq!(fixture.effect_count().await, 1);
 }
 
@@ -60,7 +60,7 @@ pub async fn while_a_transaction_has_the_key_nobody_else_is_admitted<F: Receipts
 
     store.seal_in(&mut tx, &pass, &reply("done")).await.unwrap();
     store.commit(tx).await.unwrap();
-    assert_eq!(told(&store, 1).await, Admission::Replay(reply("done")));
+    assert_eq!(told(&store, 1).await, replay(reply("done"), TTL - 1));
 }
 
 pub async fn a_replay_is_told_inside_a_transaction<F: ReceiptsFixture>(fixture: Arc<F>) {
@@ -73,7 +73,7 @@ pub async fn a_replay_is_told_inside_a_transaction<F: ReceiptsFixture>(fixture: 
     let other = store.admit_in(&mut tx, &request("a", "other"), at(1)).await.unwrap();
     store.rollback(tx).await.unwrap();
 
-    assert_eq!((copy, other), (Admission::Replay(reply("done")), Admission::Mismatch));
+    assert_eq!((copy, other), (replay(reply("done"), TTL - 1), Admission::Mismatch));
 }
 
 pub async fn a_request_admitted_outside_can_be_sealed_inside<F: ReceiptsFixture>(fixture: Arc<F>) {
@@ -85,7 +85,7 @@ pub async fn a_request_admitted_outside_can_be_sealed_inside<F: ReceiptsFixture>
     store.seal_in(&mut tx, &pass, &reply("done")).await.unwrap();
     store.commit(tx).await.unwrap();
 
-    assert_eq!(told(&store, 1).await, Admission::Replay(reply("done")));
+    assert_eq!(told(&store, 1).await, replay(reply("done"), TTL - 1));
     assert_eq!(fixture.effect_count().await, 1);
 }
 

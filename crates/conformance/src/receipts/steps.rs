@@ -61,6 +61,12 @@ pub fn reply(body: &str) -> Reply {
     }
 }
 
+/// What a copy is told while the receipt is kept for that many seconds more.
+#[must_use]
+pub const fn replay(reply: Reply, left: i64) -> Admission {
+    Admission::Replay { reply, left: seconds(left) }
+}
+
 /// Admits a request that nothing is in the way of.
 pub async fn admitted<S: Receipts>(store: &S, request: &AdmitRequest, second: i64) -> Pass {
     match store.admit(request, at(second)).await.unwrap() {

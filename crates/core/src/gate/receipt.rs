@@ -94,8 +94,13 @@ pub enum OnMismatch {
 pub enum Admission {
     /// It runs; the pass is needed to seal or release it.
     Proceed(Pass),
-    /// It has run before; this was the reply.
-    Replay(Reply),
+    /// It has run before.
+    Replay {
+        /// What it was answered with.
+        reply: Reply,
+        /// How long the receipt is kept from now on, at least.
+        left: Duration,
+    },
     /// It is running, at least for that long.
     InFlight {
         /// What is left of the lease.

@@ -11,6 +11,9 @@ use crate::timestamp::Timestamp;
 
 /// Keeps receipts. `now` is as everywhere: `None` is the database's clock.
 pub trait Receipts: Store {
+    /// Whether receipts are in this process already: a cache before them would only hold them twice.
+    const IN_MEMORY: bool = false;
+
     /// Admits a request, or tells what became of the one before it, as
     /// [`judge`](super::receipt::judge) has it. Durable when it returns.
     ///
@@ -84,6 +87,13 @@ pub trait Receipts: Store {
     /// # Errors
     /// By kind of the failed statement.
     fn doubt(&self, pass: &Pass) -> impl Future<Output = Result<()>> + Send;
+
+    /// How many receipts a scope has, at most `limit`. Those whose time is over
+    /// count until they are [forgotten](Self::forget).
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn count(&self, scope: &[u8; 32], limit: usize) -> impl Future<Output = Result<usize>> + Send;
 
     /// Deletes receipts whose time is over, at most `limit`; tells how many.
     ///

@@ -39,6 +39,8 @@ pub(super) struct Shelf {
     /// Those in flight, likewise.
     running: BTreeSet<(Timestamp, ReceiptKey)>,
     bytes: usize,
+    /// How many each scope has.
+    scopes: HashMap<[u8; 32], usize>,
     /// The most room there is.
     capacity: Option<usize>,
 }
@@ -54,6 +56,7 @@ impl Shelf {
             self.strike(key, &before);
         }
         self.bytes += size;
+        *self.scopes.entry(key.scope).or_default() += 1;
         self.by_age(is_over).insert((expires_at, key));
         // What is in flight stays.
         while self.capacity.is_some_and(|capacity| self.bytes > capacity) {
@@ -68,9 +71,10 @@ impl Shelf {
         }
     }
 
-    /// What is no longer kept takes no room and has no age.
+    /// What is no longer kept takes no room, has no age and is not counted.
     fn strike(&mut self, key: ReceiptKey, kept: &Kept) {
         self.bytes -= kept.size();
+        self.discount(key.scope);
         self.by_age(kept.is_over()).remove(&(kept.receipt.expires_at, key));
     }
 
@@ -78,16 +82,27 @@ impl Shelf {
         if is_over { &mut self.aging } else { &mut self.running }
     }
 
+    fn discount(&mut self, scope: [u8; 32]) {
+        let Some(count) = self.scopes.get_mut(&scope) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.scopes.remove(&scope);
+        }
+    }
+
     fn ruling(&self, request: &AdmitRequest, now: Timestamp) -> Ruling {
         judge(self.kept.get(&request.key).map(|kept| &kept.receipt), request, now)
     }
 
-    fn told(&self, request: &AdmitRequest, ruling: Ruling) -> Admission {
+    fn told(&self, request: &AdmitRequest, ruling: Ruling, now: Timestamp) -> Admission {
         match ruling {
             Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
             Ruling::Replay => {
-                let reply = self.kept.get(&request.key).and_then(|kept| kept.reply.clone());
-                Admission::Replay(reply.unwrap_or_default())
+                let kept = self.kept.get(&request.key);
+                Admission::Replay {
+                    reply: kept.and_then(|kept| kept.reply.clone()).unwrap_or_default(),
+                    left: kept.map_or(Duration::ZERO, |kept| kept.receipt.expires_at.since(now)),
+                }
             }
             Ruling::InFlight { left } => Admission::InFlight { left },
             Ruling::Mismatch => Admission::Mismatch,
@@ -105,10 +120,12 @@ impl Shelf {
                 expires_at: now.plus(request.ttl),
             };
             self.set(request.key, Kept { receipt, reply: None });
-        } else if request.sliding && !matches!(ruling, Ruling::Mismatch) {
+        }
+        let told = self.told(request, ruling, now);
+        if request.sliding && !matches!(ruling, Ruling::Admit | Ruling::Mismatch) {
             self.slide(request.key, now.plus(request.ttl));
         }
-        self.told(request, ruling)
+        told
     }
 
     fn slide(&mut self, key: ReceiptKey, expires_at: Timestamp) {
@@ -204,6 +221,8 @@ impl Admitted {
 }
 
 impl Receipts for MemoryStore {
+    const IN_MEMORY: bool = true;
+
     async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
         Ok(self.state().receipts.admit(request, at(now)))
     }
@@ -222,9 +241,9 @@ impl Receipts for MemoryStore {
     }
 
     async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {
-        let state = self.state();
-        let ruling = state.receipts.ruling(request, at(now));
-        Ok((ruling != Ruling::Admit).then(|| state.receipts.told(request, ruling)))
+        let (state, now) = (self.state(), at(now));
+        let ruling = state.receipts.ruling(request, now);
+        Ok((ruling != Ruling::Admit).then(|| state.receipts.told(request, ruling, now)))
     }
 
     async fn prolong(&self, passes: &[Pass], lease: Duration, now: Option<Timestamp>) -> Result<Vec<bool>> {
@@ -259,6 +278,10 @@ impl Receipts for MemoryStore {
             state.receipts.end(pass, Standing::InDoubt, None)?;
         }
         Ok(())
+    }
+
+    async fn count(&self, scope: &[u8; 32], limit: usize) -> Result<usize> {
+        Ok(self.state().receipts.scopes.get(scope).map_or(0, |count| *count.min(&limit)))
     }
 
     async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {

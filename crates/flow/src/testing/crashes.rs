@@ -192,7 +192,7 @@ where
         if let Err(failure) = played(&scenario, stage).await {
             panic!(
                 "the scenario fails if the process dies at {point:?} ({}): {failure}\nit reaches {names}",
-                place(*point)
+                point.place()
             );
         }
         let deaths = locked(&crashes).deaths;
@@ -218,30 +218,4 @@ where
 
 fn names(points: &[CrashPoint]) -> String {
     points.iter().map(|point| point.name()).collect::<Vec<_>>().join(", ")
-}
-
-/// Where a point is, for people.
-fn place(point: CrashPoint) -> &'static str {
-    match point {
-        CrashPoint::P1 => "producer: before BEGIN",
-        CrashPoint::P2 => "producer: before the put",
-        CrashPoint::P3 => "producer: after the put, before COMMIT",
-        CrashPoint::P4 => "producer: COMMIT done, its reply not seen",
-        CrashPoint::P5 => "producer: after COMMIT",
-        CrashPoint::R2 => "relay: rows read, nothing published",
-        CrashPoint::R4 => "relay: published, confirm not seen",
-        CrashPoint::R5 => "relay: confirmed, not settled",
-        CrashPoint::R6 => "relay: settled, reply not seen",
-        CrashPoint::R7 => "relay: some of a batch confirmed",
-        CrashPoint::C1 => "consumer: delivered, before BEGIN",
-        CrashPoint::C2 => "consumer: before the handler",
-        CrashPoint::C3 => "consumer: after the handler, before COMMIT",
-        CrashPoint::C5 => "consumer: COMMIT done, its reply not seen",
-        CrashPoint::C6 => "consumer: committed, before the ack",
-        CrashPoint::D1 => "durable inbox: stored, before the ack",
-        CrashPoint::D3 => "worker: before the handler",
-        CrashPoint::D4 => "worker: after the handler, before COMMIT",
-        CrashPoint::D5 => "worker: COMMIT done, its reply not seen",
-        CrashPoint::D6 => "worker: rolled back, before the failure is written",
-    }
 }

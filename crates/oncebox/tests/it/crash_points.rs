@@ -7,6 +7,7 @@
 //! committed and none for what was not.
 
 mod consumer;
+mod gate;
 pub(crate) mod ground;
 mod handling;
 mod process;
@@ -92,11 +93,22 @@ points! {
     handling::c11_a_copy_in_flight_is_no_death []
     handling::c12_a_failure_nobody_recorded_is_counted_by_the_delivery []
     handling::c13_a_swallowed_database_error_does_not_count_as_handled []
+    gate::h1_a_key_whose_process_died_is_taken_until_its_lease_is_over [H1]
+    gate::h1_a_claim_dies_with_its_process [H1]
+    gate::h2_a_reply_that_was_sealed_and_lost_is_replayed_byte_for_byte [H2]
+    gate::h2_a_reply_that_was_committed_and_lost_is_replayed_byte_for_byte [H2]
+    gate::h3_of_copies_at_two_processes_one_runs []
+    gate::h4_another_request_under_the_key_never_sees_the_first_reply []
+    gate::h5_the_key_of_another_caller_is_another_key []
+    gate::h6_an_effect_without_its_reply_is_rolled_back [H6]
+    gate::h6_a_reply_kept_apart_from_its_effect_may_be_lost_and_that_can_block [H6]
+    gate::h7_a_reply_that_is_cut_off_is_an_unknown_outcome []
+    gate::h8_a_request_that_is_cut_off_uses_up_no_key []
 }
 
 #[test]
 fn every_crash_point_has_a_case_that_dies_there() {
-    for point in CrashPoint::ALL {
+    for point in CrashPoint::ALL.into_iter().chain(CrashPoint::GATE) {
         let cases = CASES.iter().filter(|(_, points)| points.contains(&point));
         assert!(cases.count() > 0, "no case dies at {point:?}");
     }
@@ -107,7 +119,8 @@ fn every_crash_point_has_a_case_that_dies_there() {
 fn every_row_of_the_table_has_a_case() {
     let rows = (1..=6).map(|n| format!("p{n}_"));
     let rows = rows.chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 12].map(|n| format!("r{n}_")));
-    for row in rows.chain((1..=13).map(|n| format!("c{n}_"))) {
+    let rows = rows.chain((1..=13).map(|n| format!("c{n}_")));
+    for row in rows.chain((1..=8).map(|n| format!("h{n}_"))) {
         assert!(CASES.iter().any(|(name, _)| name.starts_with(&row)), "no case for row {row}");
     }
 }

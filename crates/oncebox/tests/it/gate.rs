@@ -1,6 +1,9 @@
 //! The layer around a service of axum: keys that are claimed in the handler's
 //! own transaction, and stores that are down.
 
+mod cache;
+mod grpc;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,6 +25,7 @@ use tower_service::Service as _;
 
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
+use crate::crash_points::ground::Ground as _;
 
 /// What a handler does after its writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +137,34 @@ where
     assert_eq!(committed(&*fixture).await, (1, 1));
 }
 
+/// Who has all the keys it may have gets no more, and keeps what it has.
+async fn a_caller_has_only_so_many_keys<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let policy = Policy { max_keys: Some(3), ..Policy::default() };
+    let layer = Gate::new(fixture.store()).policy(policy.clone()).unwrap().unscoped();
+    let layered = Router::new().route("/", post(|| async { "done" })).layer(layer);
+    let claimed =
+        |tx: Claimed<F::Store>| async move { tx.seal(Response::new(Body::empty())).await.map(Body::new) };
+    let gate = Gate::new(fixture.store())
+        .policy(policy)
+        .unwrap()
+        .transactional()
+        .scope(|_| Some(oncebox::gate::Caller { tenant: String::new(), principal: "another".into() }));
+    let transactional = Router::new().route("/", post(claimed)).layer(gate);
+
+    for app in [layered, transactional] {
+        for n in 0..3 {
+            assert_eq!(send(app.clone(), Some(&n.to_string())).await.0, 200);
+        }
+        let (status, _, body) = send(app.clone(), Some("3")).await;
+        assert_eq!(status, 429, "{body}");
+        assert!(body.contains("too-many-keys"), "{body}");
+        assert!(send(app, Some("0")).await.1, "what it has is replayed");
+    }
+}
+
 macro_rules! on_every_store {
     ($($case:ident)*) => {$(
         mod $case {
@@ -158,6 +190,39 @@ on_every_store! {
     a_reply_is_committed_with_its_effects
     without_a_seal_nothing_has_happened
     of_many_at_once_one_commits
+    a_caller_has_only_so_many_keys
+}
+
+/// Handlers that use up the pool must not cost their own leases.
+#[test]
+fn a_starved_pool_costs_no_lease_on_postgres() {
+    on_store::<PostgresFixture, _, _>(|fixture| async move {
+        let (url, schema) = fixture.place();
+        let pool = oncebox_stores::postgres::pool_options().max_connections(1).connect(&url).await.unwrap();
+        let store = PostgresStore::new(pool.clone()).schema(oncebox::Identifier::new(schema).unwrap());
+        let (entered, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+        let (at, on) = (Arc::clone(&entered), Arc::clone(&go));
+        let hog = move || async move {
+            let _all_there_is = pool.acquire().await.unwrap();
+            at.notify_one();
+            on.notified().await;
+            "done"
+        };
+        let policy = Policy { lease: Duration::from_secs(1), ..Policy::default() };
+        let gate = Gate::new(store).policy(policy.clone()).unwrap().unscoped();
+        let app = Router::new().route("/", post(hog)).layer(gate);
+        let other = Gate::new(fixture.store()).policy(policy).unwrap().unscoped();
+        let other = Router::new().route("/", post(|| async { "again" })).layer(other);
+
+        let running = tokio::spawn(send(app, Some("k")));
+        entered.notified().await;
+        tokio::time::sleep(Duration::from_millis(2_500)).await;
+        let copy = send(other, Some("k")).await;
+        go.notify_one();
+
+        assert_eq!(copy.0, 409, "it still runs: {copy:?}");
+        assert_eq!(running.await.unwrap(), (200, false, "done".into()));
+    });
 }
 
 /// A database that nobody answers for.

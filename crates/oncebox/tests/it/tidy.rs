@@ -106,10 +106,12 @@ fn no_file_is_named_after_nothing() {
 fn no_type_is_named_after_nothing() {
     let banned = ["Manager", "Helper", "Util", "Utils", "Impl", "Data", "Info"];
     let items = ["struct ", "enum ", "trait ", "type "];
+    // The name is `http_body::Body`'s.
+    let is_ours = |line: &&str| *line != "type Data = Bytes;";
 
     let mut named = Vec::new();
     for (path, text) in files(&[".rs"]) {
-        for line in text.lines().map(str::trim_start) {
+        for line in text.lines().map(str::trim_start).filter(is_ours) {
             let line =
                 line.split_once("pub").filter(|(before, _)| before.is_empty()).map_or(line, |(_, l)| l);
             let line = line.trim_start_matches("(crate)").trim_start_matches("(super)").trim_start();

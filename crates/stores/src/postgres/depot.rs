@@ -7,7 +7,7 @@ mod effect;
 mod finish;
 mod handlers;
 pub(super) mod lane;
-mod renew;
+pub(super) mod renew;
 mod take;
 
 use std::collections::HashSet;

@@ -7,6 +7,7 @@ use oncebox_core::{Error, Kind, Result, Timestamp};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
 
+use super::depot::renew::{Question, answered};
 use super::error::failed;
 use super::row::{clock, span};
 use super::store::PostgresStore;
@@ -21,6 +22,7 @@ struct Found {
     same: Option<bool>,
     state: Option<String>,
     left_over: Option<i64>,
+    kept_for: Option<i64>,
     head: Option<Vec<u8>>,
     body: Option<Vec<u8>>,
     /// It was not in the way when this statement began.
@@ -34,6 +36,7 @@ impl FromRow<'_, PgRow> for Found {
             same: row.try_get("same")?,
             state: row.try_get("state")?,
             left_over: row.try_get("left_over")?,
+            kept_for: row.try_get("kept_for")?,
             head: row.try_get("head")?,
             body: row.try_get("body")?,
             free: row.try_get("free")?,
@@ -51,8 +54,9 @@ impl Found {
         }
         match self.state.as_deref() {
             Some("sealed") => {
-                let head = self.head.unwrap_or_default();
-                Reply::from_stored(&head, self.body).map(Admission::Replay)
+                let left = u64::try_from(self.kept_for.unwrap_or_default()).unwrap_or_default();
+                let reply = Reply::from_stored(&self.head.unwrap_or_default(), self.body)?;
+                Ok(Admission::Replay { reply, left: Duration::from_micros(left) })
             }
             Some("in_doubt") => Ok(Admission::InDoubt),
             _ => Ok(match u64::try_from(self.left_over.unwrap_or_default()) {
@@ -141,6 +145,32 @@ impl PostgresStore {
     }
 }
 
+/// The leases of requests.
+struct Prolonging<'a> {
+    store: &'a PostgresStore,
+    passes: &'a [Pass],
+    lease: Duration,
+    now: Option<Timestamp>,
+}
+
+impl Question for Prolonging<'_> {
+    type Answer = Vec<i64>;
+
+    async fn ask(&self, on: &mut PgConnection) -> Result<Vec<i64>> {
+        let column = |of: fn(&Pass) -> [u8; 32]| self.passes.iter().map(|pass| of(pass).to_vec()).collect();
+        let (scopes, keys): (Vec<_>, Vec<_>) = (column(|pass| pass.key.scope), column(|pass| pass.key.key));
+        sqlx::query_scalar(self.store.sql(include_str!("sql/receipt_prolong.sql")))
+            .bind(scopes)
+            .bind(keys)
+            .bind(self.passes.iter().map(|pass| pass.token).collect::<Vec<_>>())
+            .bind(span(self.lease))
+            .bind(clock(self.now))
+            .fetch_all(on)
+            .await
+            .map_err(failed("cannot keep requests in flight"))
+    }
+}
+
 /// Somebody is being let in by a transaction that has not committed: nobody
 /// can tell for how long.
 const fn unseen(request: &AdmitRequest) -> Admission {
@@ -192,15 +222,11 @@ impl Receipts for PostgresStore {
     }
 
     async fn prolong(&self, passes: &[Pass], lease: Duration, now: Option<Timestamp>) -> Result<Vec<bool>> {
-        let kept: Vec<i64> = sqlx::query_scalar(self.sql(include_str!("sql/receipt_prolong.sql")))
-            .bind(passes.iter().map(|pass| pass.key.scope.to_vec()).collect::<Vec<_>>())
-            .bind(passes.iter().map(|pass| pass.key.key.to_vec()).collect::<Vec<_>>())
-            .bind(passes.iter().map(|pass| pass.token).collect::<Vec<_>>())
-            .bind(span(lease))
-            .bind(clock(now))
-            .fetch_all(self.pool())
-            .await
-            .map_err(failed("cannot keep requests in flight"))?;
+        if passes.is_empty() {
+            return Ok(Vec::new());
+        }
+        // Handlers may use up the pool, and just then their leases matter most.
+        let kept = answered(self, &Prolonging { store: self, passes, lease, now }).await?;
         Ok(passes.iter().map(|pass| kept.contains(&pass.token)).collect())
     }
 
@@ -218,6 +244,16 @@ impl Receipts for PostgresStore {
 
     async fn doubt(&self, pass: &Pass) -> Result<()> {
         self.end(include_str!("sql/receipt_doubt.sql"), pass).await
+    }
+
+    async fn count(&self, scope: &[u8; 32], limit: usize) -> Result<usize> {
+        let count: i64 = sqlx::query_scalar(self.sql(include_str!("sql/receipt_count.sql")))
+            .bind(scope.as_slice())
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+            .fetch_one(self.pool())
+            .await
+            .map_err(failed("cannot count receipts"))?;
+        Ok(usize::try_from(count).unwrap_or_default())
     }
 
     async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {

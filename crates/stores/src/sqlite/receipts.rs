@@ -63,11 +63,13 @@ impl Found {
     }
 
     fn told(self, request: &AdmitRequest) -> Result<Admission> {
-        Ok(match judge(self.receipt().as_ref(), request, self.now()) {
+        let (receipt, now) = (self.receipt(), self.now());
+        Ok(match judge(receipt.as_ref(), request, now) {
             Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
-            Ruling::Replay => {
-                Admission::Replay(Reply::from_stored(&self.head.unwrap_or_default(), self.body)?)
-            }
+            Ruling::Replay => Admission::Replay {
+                reply: Reply::from_stored(&self.head.unwrap_or_default(), self.body)?,
+                left: receipt.map_or(Duration::ZERO, |receipt| receipt.expires_at.since(now)),
+            },
             Ruling::InFlight { left } => Admission::InFlight { left },
             Ruling::Mismatch => Admission::Mismatch,
             Ruling::InDoubt => Admission::InDoubt,
@@ -214,6 +216,16 @@ impl Receipts for SqliteStore {
 
     async fn doubt(&self, pass: &Pass) -> Result<()> {
         self.run(Errand::End(include_str!("sql/receipt_doubt.sql"), *pass)).await.map(drop)
+    }
+
+    async fn count(&self, scope: &[u8; 32], limit: usize) -> Result<usize> {
+        let count: i64 = sqlx::query_scalar(self.sql(include_str!("sql/receipt_count.sql")))
+            .bind(scope.as_slice())
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+            .fetch_one(self.pool())
+            .await
+            .map_err(failed("cannot count receipts"))?;
+        Ok(usize::try_from(count).unwrap_or_default())
     }
 
     async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {

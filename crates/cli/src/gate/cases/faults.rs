@@ -80,3 +80,31 @@ pub(super) async fn not_extended(stand: Stand) -> Outcome {
     expect("marker after 3.4 s", late.get("idempotent-replayed"), marker)?;
     expect("runs", stand.runs().await?, runs)
 }
+
+pub(super) async fn store_down(stand: Stand) -> Outcome {
+    let closed = stand.send(&stand.message("/down/orders").key(&stand.key())).await?;
+    is_problem(&closed, 503)?;
+    ensure(closed.get("retry-after").is_some(), || "no Retry-After".into())?;
+    expect("runs", stand.runs().await?, 0)?;
+    let open = stand.send(&stand.message("/down-open/orders").key(&stand.key())).await?;
+    expect("status where it is open", open.status, 201)?;
+    expect("idempotency-status", open.get("idempotency-status"), Some("unprotected"))?;
+    expect("runs", stand.runs().await?, 1)
+}
+
+pub(super) async fn store_dies(stand: Stand) -> Outcome {
+    let message = stand.message("/dying/orders").key(&stand.key());
+    expect("status", stand.send(&message).await?.status, 201)?;
+    let copy = stand.send(&message).await?;
+    ensure([409, 503].contains(&copy.status), || format!("a copy got {}", copy.status))?;
+    expect("runs", stand.runs().await?, 1)
+}
+
+pub(super) async fn elsewhere(stand: Stand) -> Outcome {
+    let (message, other) = (stand.order("{}").key(&stand.key()), stand.elsewhere()?);
+    let first = stand.send(&message).await?;
+    let copy = other.send(&message).await?;
+    stand.is_replay(&first, &copy)?;
+    is_problem(&other.send(&message.body("{}")).await?, stand.mismatch())?;
+    expect("runs", stand.runs().await?, 1)
+}

@@ -29,11 +29,11 @@ use super::sabotaged::{Mode, Sabotaged};
 use crate::conformance::postgres::PostgresFixture;
 
 /// Cuts of each kind on each path.
-const CUTS: i64 = 40;
-const SABOTAGED_CUTS: i64 = 8;
+pub(super) const CUTS: i64 = 40;
+pub(super) const SABOTAGED_CUTS: i64 = 8;
 
 /// A store that reaches the fixture's database through a proxy.
-async fn behind_a_proxy(fixture: &PostgresFixture) -> (Proxy, PostgresStore) {
+pub(super) async fn behind_a_proxy(fixture: &PostgresFixture) -> (Proxy, PostgresStore) {
     let options = PgConnectOptions::from_str(&std::env::var("ONCEBOX_TEST_POSTGRES_URL").unwrap()).unwrap();
     let proxy = Proxy::before(format!("{}:{}", options.get_host(), options.get_port())).await.unwrap();
     let options = options.host("127.0.0.1").port(proxy.address().port()).ssl_mode(PgSslMode::Disable);
@@ -42,7 +42,7 @@ async fn behind_a_proxy(fixture: &PostgresFixture) -> (Proxy, PostgresStore) {
 }
 
 /// The COMMIT itself, or the answer to it, in turns.
-fn cut(number: i64) -> Cut {
+pub(super) fn cut(number: i64) -> Cut {
     if number % 2 == 0 { Cut::commit_request() } else { Cut::commit_reply() }
 }
 

@@ -17,6 +17,7 @@ mod f01_relay_kill;
 mod f02_worker_kill;
 mod f03_all_kill;
 mod f06_commit_cut;
+mod f06_gate_cut;
 mod f07_confirm_cut;
 mod f08_duplicate_storm;
 mod f09_abort_storm;

@@ -10,6 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use oncebox::gate::{Admission, AdmitRequest, Pass, Receipts, Reply};
 use oncebox::handler::MessageKey;
 use oncebox::log::{ClaimRequest, Cursor, DueRow, LaneKey, Position, Settlement, Shard, Span, Window};
 use oncebox::store::{Burial, Mark, Marked};
@@ -224,5 +225,52 @@ impl<S: Mailbox + Dedup> Mailbox for Sabotaged<S> {
 
     async fn discard(&self, sink: &str, position: Position, now: Option<Timestamp>) -> Result<bool> {
         self.inner.discard(sink, position, now).await
+    }
+}
+
+impl<S: Dedup + Receipts> Receipts for Sabotaged<S> {
+    async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
+        self.inner.admit(request, now).await
+    }
+
+    async fn admit_in(
+        &self,
+        tx: &mut S::Tx,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> Result<Admission> {
+        self.inner.admit_in(tx, request, now).await
+    }
+
+    async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {
+        self.inner.peek(request, now).await
+    }
+
+    async fn prolong(&self, passes: &[Pass], lease: Duration, now: Option<Timestamp>) -> Result<Vec<bool>> {
+        self.inner.prolong(passes, lease, now).await
+    }
+
+    async fn seal(&self, pass: &Pass, reply: &Reply) -> Result<()> {
+        self.inner.seal(pass, reply).await
+    }
+
+    async fn seal_in(&self, tx: &mut S::Tx, pass: &Pass, reply: &Reply) -> Result<()> {
+        self.inner.seal_in(tx, pass, reply).await
+    }
+
+    async fn withdraw(&self, pass: &Pass) -> Result<()> {
+        self.inner.withdraw(pass).await
+    }
+
+    async fn doubt(&self, pass: &Pass) -> Result<()> {
+        self.inner.doubt(pass).await
+    }
+
+    async fn count(&self, scope: &[u8; 32], limit: usize) -> Result<usize> {
+        self.inner.count(scope, limit).await
+    }
+
+    async fn forget(&self, limit: usize, now: Option<Timestamp>) -> Result<usize> {
+        self.inner.forget(limit, now).await
     }
 }

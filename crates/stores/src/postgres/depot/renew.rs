@@ -16,21 +16,24 @@ use super::{columns, good};
 /// How long a renewal may take, with connecting.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-pub(super) async fn renew(
+/// Something to be asked on that connection.
+pub(in super::super) trait Question: Sync {
+    type Answer: Send;
+
+    fn ask(&self, on: &mut PgConnection) -> impl Future<Output = Result<Self::Answer>> + Send;
+}
+
+/// Asks it, and if the connection has died, on another one.
+pub(in super::super) async fn answered<Q: Question>(
     store: &PostgresStore,
-    tickets: &[Ticket],
-    lease: Duration,
-    now: Option<Timestamp>,
-) -> Result<Vec<bool>> {
-    if tickets.is_empty() {
-        return Ok(Vec::new());
-    }
+    question: &Q,
+) -> Result<Q::Answer> {
     let renewal = async {
         let mut kept = store.renewal.lock().await;
         // Out of its place while it is used: a call that is dropped half way
         // takes it along, and no answer is left over for the next one.
         if let Some(mut connection) = kept.take() {
-            match ask(store, &mut connection, tickets, (lease, now)).await {
+            match question.ask(&mut connection).await {
                 Ok(found) => {
                     *kept = Some(connection);
                     return Ok(found);
@@ -43,28 +46,47 @@ pub(super) async fn renew(
         let options = store.pool().connect_options();
         let mut connection =
             PgConnection::connect_with(&options).await.map_err(failed("cannot connect to renew leases"))?;
-        let found = ask(store, &mut connection, tickets, (lease, now)).await?;
+        let found = question.ask(&mut connection).await?;
         *kept = Some(connection);
         Ok(found)
     };
     let late = |_elapsed| Err(Error::new(Kind::Unavailable, "leases could not be renewed in time"));
-    let found = timeout(PATIENCE, renewal).await.unwrap_or_else(late)?;
-    Ok(good(tickets, found))
+    timeout(PATIENCE, renewal).await.unwrap_or_else(late)
 }
 
-async fn ask(
+/// The leases of deliveries.
+struct Renewal<'a> {
+    store: &'a PostgresStore,
+    tickets: &'a [Ticket],
+    lease: Duration,
+    now: Option<Timestamp>,
+}
+
+impl Question for Renewal<'_> {
+    type Answer = Vec<(Number, i64)>;
+
+    async fn ask(&self, on: &mut PgConnection) -> Result<Self::Answer> {
+        let (numbers, fences) = columns(self.tickets);
+        sqlx::query_as(self.store.sql(include_str!("../sql/renew.sql")))
+            .bind(numbers)
+            .bind(fences)
+            .bind(span(self.lease))
+            .bind(clock(self.now))
+            .fetch_all(on)
+            .await
+            .map_err(failed("cannot renew leases"))
+    }
+}
+
+pub(super) async fn renew(
     store: &PostgresStore,
-    connection: &mut PgConnection,
     tickets: &[Ticket],
-    (lease, now): (Duration, Option<Timestamp>),
-) -> Result<Vec<(Number, i64)>> {
-    let (numbers, fences) = columns(tickets);
-    sqlx::query_as(store.sql(include_str!("../sql/renew.sql")))
-        .bind(numbers)
-        .bind(fences)
-        .bind(span(lease))
-        .bind(clock(now))
-        .fetch_all(connection)
-        .await
-        .map_err(failed("cannot renew leases"))
+    lease: Duration,
+    now: Option<Timestamp>,
+) -> Result<Vec<bool>> {
+    if tickets.is_empty() {
+        return Ok(Vec::new());
+    }
+    let found = answered(store, &Renewal { store, tickets, lease, now }).await?;
+    Ok(good(tickets, found))
 }

@@ -26,14 +26,13 @@ CREATE INDEX finished_message ON oncebox.finished (message);
 ALTER TABLE oncebox.delivery DROP CONSTRAINT delivery_message_fkey;
 ALTER TABLE oncebox.effect DROP CONSTRAINT effect_delivery_fkey;
 
-INSERT INTO oncebox.finished (
-    number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation, history,
-    ended_at
-) SELECT
-    number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation, history,
-    coalesce(ended_at, clock_timestamp())
-FROM oncebox.delivery
-WHERE state = 'done';
+INSERT INTO oncebox.finished
+        (number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
+        history, ended_at)
+    SELECT number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
+        history, coalesce(ended_at, clock_timestamp())
+    FROM oncebox.delivery
+    WHERE state = 'done';
 DELETE FROM oncebox.delivery WHERE state = 'done';
 
 -- Set while somebody holds it. In no index, and no index is bound to it: a row with room beside it is leased

@@ -7,6 +7,7 @@ WITH clock AS (
     SELECT
         r.fingerprint = $3 AS same, r.state, r.head, r.body,
         (extract(epoch FROM r.lease_until - clock.now) * 1000000)::bigint AS left_over,
+        (extract(epoch FROM r.expires_at - clock.now) * 1000000)::bigint AS kept_for,
         (r.state <> 'in_flight' OR r.lease_until <= clock.now)
         AND (r.expires_at <= clock.now OR CASE
             WHEN r.fingerprint <> $3 THEN $9
@@ -24,7 +25,8 @@ WITH clock AS (
     FROM clock
     WHERE CASE
         WHEN EXISTS (SELECT FROM found WHERE NOT free) THEN false
-        ELSE pg_try_advisory_xact_lock($10)
+        -- Locks are the whole database's: the same key in another schema is another key.
+        ELSE pg_try_advisory_xact_lock($10 # ('oncebox.receipt'::regclass::oid::bigint << 32))
     END
     ON CONFLICT (scope, key) DO UPDATE
     SET fingerprint = excluded.fingerprint, state = excluded.state, token = excluded.token,
@@ -37,10 +39,10 @@ WITH clock AS (
         END)
     RETURNING token
 )
-SELECT true AS taken, NULL::boolean AS same, NULL::text AS state, NULL::bigint AS left_over, NULL::bytea AS head,
-    NULL::bytea AS body, false AS free
+SELECT true AS taken, NULL::boolean AS same, NULL::text AS state, NULL::bigint AS left_over,
+    NULL::bigint AS kept_for, NULL::bytea AS head, NULL::bytea AS body, false AS free
 FROM taken
 UNION ALL
-SELECT false, same, state, left_over, head, body, free
+SELECT false, same, state, left_over, kept_for, head, body, free
 FROM found
 WHERE NOT EXISTS (SELECT FROM taken)

@@ -1,6 +1,7 @@
 SELECT
     false AS taken, r.fingerprint = $3 AS same, r.state,
-    (extract(epoch FROM r.lease_until - clock.now) * 1000000)::bigint AS left_over, r.head, r.body,
+    (extract(epoch FROM r.lease_until - clock.now) * 1000000)::bigint AS left_over,
+    (extract(epoch FROM r.expires_at - clock.now) * 1000000)::bigint AS kept_for, r.head, r.body,
     (r.state <> 'in_flight' OR r.lease_until <= clock.now)
     AND (r.expires_at <= clock.now OR CASE
         WHEN r.fingerprint <> $3 THEN $6

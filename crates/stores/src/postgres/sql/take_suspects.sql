@@ -2,20 +2,16 @@
 -- before what nobody has taken yet, so it is looked for in front only, not in all of a backlog; if that many are
 -- under way, it is found when some of them are over.
 WITH due AS MATERIALIZED (
-    SELECT d.number, d.due_at
-    FROM unnest($3::text[], $4::bigint[]) AS want (handler, most)
+    SELECT d.number, d.due_at FROM unnest($3::text[], $4::bigint[]) AS want (handler, most)
     CROSS JOIN LATERAL (
-        SELECT both_kinds.number, both_kinds.due_at
-        FROM (
+        SELECT both_kinds.* FROM (
             SELECT * FROM (
                 SELECT r.number, r.due_at
                 FROM oncebox.delivery AS r
-                WHERE r.scope = $1 AND r.handler = want.handler
-                    AND r.state = 'ready' AND r.deaths > 0
+                WHERE r.scope = $1 AND r.handler = want.handler AND r.state = 'ready' AND r.deaths > 0
                     AND r.due_at <= coalesce($8, statement_timestamp())
                     AND (r.lease_until IS NULL OR r.lease_until <= coalesce($8, statement_timestamp()))
-                ORDER BY r.due_at, r.number
-                LIMIT want.most
+                ORDER BY r.due_at, r.number LIMIT want.most
                 FOR UPDATE SKIP LOCKED
             ) AS seen_before
             UNION ALL
@@ -32,8 +28,7 @@ WITH due AS MATERIALIZED (
                         ORDER BY f.due_at, f.number
                         LIMIT 1000
                     ) AS front
-                    WHERE front.started AND front.deaths = 0
-                        AND front.lease_until <= coalesce($8, statement_timestamp())
+                    WHERE front.started AND front.deaths = 0 AND front.lease_until <= coalesce($8, statement_timestamp())
                     ORDER BY front.due_at, front.number
                     LIMIT want.most
                 ))
@@ -41,11 +36,9 @@ WITH due AS MATERIALIZED (
                 FOR UPDATE SKIP LOCKED
             ) AS died_just_now
         ) AS both_kinds
-        ORDER BY both_kinds.due_at, both_kinds.number
-        LIMIT want.most
+        ORDER BY both_kinds.due_at, both_kinds.number LIMIT want.most
     ) AS d
-    ORDER BY d.due_at, d.number
-    LIMIT $5
+    ORDER BY d.due_at, d.number LIMIT $5
 ), taken AS (
     UPDATE oncebox.delivery AS d
     SET holder = $2, fence = d.fence + 1,
@@ -55,8 +48,7 @@ WITH due AS MATERIALIZED (
         attempts = d.attempts
             + (d.number = ANY (ARRAY(SELECT number FROM due ORDER BY due_at, number LIMIT $6)))::integer
     WHERE d.number = ANY (ARRAY(SELECT number FROM due))
-    RETURNING d.number, d.fence, d.handler, d.message, d.key_source, d.key_id, d.lane, d.attempts,
-        d.deaths, d.generation, d.started
+    RETURNING d.*
 )
 SELECT
     t.number, t.fence, t.handler, m.channel, t.key_source, t.key_id, t.lane,

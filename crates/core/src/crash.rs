@@ -14,7 +14,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use oncebox_core::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 
 /// A place at which a process can die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,6 +60,12 @@ pub enum CrashPoint {
     D5,
     /// Durable inbox: rolled back, before the failure is written.
     D6,
+    /// Gate: admitted or claimed, before the handler.
+    H1,
+    /// Gate: the reply sealed or committed, before the client has it.
+    H2,
+    /// Gate: the handler has answered, before its reply is sealed or committed.
+    H6,
 }
 
 impl CrashPoint {
@@ -85,16 +91,49 @@ impl CrashPoint {
     /// The points of the durable inbox.
     pub const DURABLE: [Self; 5] = [Self::D1, Self::D3, Self::D4, Self::D5, Self::D6];
 
+    /// The points of the gate. The rows between them are no places: who meets whom, and what is cut off.
+    pub const GATE: [Self; 3] = [Self::H1, Self::H2, Self::H6];
+
     /// The point's name, for instance `R5`.
     #[must_use]
     pub fn name(self) -> String {
         format!("{self:?}")
     }
 
+    /// Where it is, for people.
+    #[must_use]
+    pub const fn place(self) -> &'static str {
+        match self {
+            Self::P1 => "producer: before BEGIN",
+            Self::P2 => "producer: before the put",
+            Self::P3 => "producer: after the put, before COMMIT",
+            Self::P4 => "producer: COMMIT done, its reply not seen",
+            Self::P5 => "producer: after COMMIT",
+            Self::R2 => "relay: rows read, nothing published",
+            Self::R4 => "relay: published, confirm not seen",
+            Self::R5 => "relay: confirmed, not settled",
+            Self::R6 => "relay: settled, reply not seen",
+            Self::R7 => "relay: some of a batch confirmed",
+            Self::C1 => "consumer: delivered, before BEGIN",
+            Self::C2 => "consumer: before the handler",
+            Self::C3 => "consumer: after the handler, before COMMIT",
+            Self::C5 => "consumer: COMMIT done, its reply not seen",
+            Self::C6 => "consumer: committed, before the ack",
+            Self::D1 => "durable inbox: stored, before the ack",
+            Self::D3 => "worker: before the handler",
+            Self::D4 => "worker: after the handler, before COMMIT",
+            Self::D5 => "worker: COMMIT done, its reply not seen",
+            Self::D6 => "worker: rolled back, before the failure is written",
+            Self::H1 => "gate: admitted, before the handler",
+            Self::H2 => "gate: the reply sealed, before the client has it",
+            Self::H6 => "gate: after the handler, before its reply is sealed",
+        }
+    }
+
     /// The point of that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().chain(Self::DURABLE).find(|point| point.name() == name)
+        Self::ALL.into_iter().chain(Self::DURABLE).chain(Self::GATE).find(|point| point.name() == name)
     }
 }
 
