@@ -227,8 +227,8 @@ impl<S: Receipts> Entrance<S> {
                 }
                 Verdict::Run(pass) => {
                     let flight = Flight::begin(self.gate, self.policy, (self.admit, self.asked), pass);
-                    // A future takes its room twice in each that it is handed on to; 17 KiB were moved
-                    // for a request, with this and `running` in boxes 6.
+                    // In a box: a future takes its room twice in each that it is handed on to, and 17 KiB
+                    // were moved for a request.
                     let call = Box::pin(current.run(async move { inner.call(request).await }));
                     flight.run(call).await
                 }

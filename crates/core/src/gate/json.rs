@@ -26,8 +26,8 @@ pub fn canonical(text: &[u8], excluded: &[String]) -> Option<Vec<u8>> {
     reader.rest.is_empty().then_some(reader.form)
 }
 
-/// Reads from `rest`. What is in its form already is copied in long runs; 1.3 us
-/// for a kibibyte instead of 14, which a tree of values took.
+/// Reads from `rest`. What is in its form already is copied in long runs: 1.4 us
+/// for 940 bytes of an order, where a copy of each value took 7.5.
 struct Reader<'t> {
     rest: &'t [u8],
     /// From what is read and not yet copied on.
