@@ -67,6 +67,7 @@ macro_rules! depot_suite_work {
                 a_take_stops_at_the_limits_of_the_request_and_of_each_handler
                 only_wanted_handlers_of_the_own_scope_are_taken
                 a_leased_delivery_is_nobody_elses_until_its_lease_is_over
+                one_whose_lease_is_over_is_taken_in_the_place_it_had
                 what_has_no_seat_is_held_and_not_counted
                 workers_taking_at_once_never_get_the_same_delivery
             ]);

@@ -40,16 +40,17 @@ impl Strays {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next one, when it is due; `None` if there is none and the task may end.
-    fn next(&self) -> Option<Stray> {
+    /// One that is due, or how long none is; `None` if there is none and the task may end.
+    fn next(&self) -> Option<Result<Stray, Duration>> {
         let mut waiting = self.waiting();
         let next = waiting.strays.iter().enumerate().min_by_key(|(_, stray)| stray.due);
-        let Some((place, _)) = next else {
+        let Some((place, stray)) = next else {
             // Under the lock: whoever comes now starts another.
             waiting.task = None;
             return None;
         };
-        Some(waiting.strays.swap_remove(place))
+        let wait = stray.due.saturating_duration_since(Instant::now());
+        Some(if wait.is_zero() { Ok(waiting.strays.swap_remove(place)) } else { Err(wait) })
     }
 
     fn again(&self, stray: Stray, pause: Duration) {
@@ -77,8 +78,15 @@ impl<S: Receipts> Inner<S> {
 }
 
 async fn bring_back<S: Receipts>(gate: Arc<Inner<S>>) {
-    while let Some(stray) = gate.strays.next() {
-        tokio::time::sleep_until(stray.due.into()).await;
+    while let Some(next) = gate.strays.next() {
+        let stray = match next {
+            Ok(stray) => stray,
+            Err(wait) => {
+                // One that comes meanwhile does not wait for those that have waited longer.
+                tokio::time::sleep(wait.min(FIRST)).await;
+                continue;
+            }
+        };
         let done = tokio::time::timeout(PATIENCE, gate.store.withdraw(&stray.pass)).await;
         let pause = if matches!(done, Ok(Ok(()))) { stray.pause * 2 } else { stray.pause };
         gate.strays.again(stray, pause);

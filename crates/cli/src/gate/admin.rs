@@ -1,7 +1,7 @@
 //! `/livez`, `/readyz` and `/metrics` of a proxy, on a port of their own.
 //!
 //! A gate is ready while its store takes writes, and until it drains. That is
-//! looked at every few seconds and answered from the latest look, so that
+//! looked at every second and answered from the latest look, so that
 //! whoever can reach the port cannot make the database work. The service behind
 //! the gate does not count: while it is away a gate answers 502 and frees the
 //! keys, and if all gates were taken out of service for it, nobody would.

@@ -71,6 +71,23 @@ pub async fn a_leased_delivery_is_nobody_elses_until_its_lease_is_over<F: DepotF
     assert_eq!(second.ticket.number, first[0].ticket.number);
 }
 
+pub async fn one_whose_lease_is_over_is_taken_in_the_place_it_had<F: DepotFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    give(&store, &["old"], 0).await;
+    let held = TakeRequest { seats: 0, ..request("a") };
+    store.take(&held, at(1)).await.unwrap();
+    give(&store, &["young"], 2).await;
+    let one = TakeRequest { limit: 1, ..held.clone() };
+
+    let first = store.take(&one, at(1 + LEASE)).await.unwrap();
+    let second = store.take(&one, at(1 + LEASE)).await.unwrap();
+    let again = store.take(&held, at(1 + 2 * LEASE)).await.unwrap();
+
+    assert_eq!(ids(&first), ["old"], "although the other one was due when its lease still ran");
+    assert_eq!(ids(&second), ["young"]);
+    assert_eq!(ids(&again), ["old", "young"], "after a second lease, too");
+}
+
 pub async fn what_has_no_seat_is_held_and_not_counted<F: DepotFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     give(&store, &["1", "2", "3"], 0).await;

@@ -193,6 +193,13 @@ on_every_store! {
     a_caller_has_only_so_many_keys
 }
 
+/// When the lease of the only receipt ends, in seconds.
+async fn lease_end(fixture: &PostgresFixture) -> f64 {
+    let text = format!("SELECT extract(epoch FROM lease_until)::float8 FROM {}.receipt", fixture.place().1);
+    let store = fixture.store();
+    sqlx::query_scalar(sqlx::AssertSqlSafe(text)).fetch_one(store.pool()).await.unwrap()
+}
+
 /// Handlers that use up the pool must not cost their own leases.
 #[test]
 fn a_starved_pool_costs_no_lease_on_postgres() {
@@ -208,7 +215,7 @@ fn a_starved_pool_costs_no_lease_on_postgres() {
             on.notified().await;
             "done"
         };
-        let policy = Policy { lease: Duration::from_secs(1), ..Policy::default() };
+        let policy = Policy { lease: Duration::from_secs(3), ..Policy::default() };
         let gate = Gate::new(store).policy(policy.clone()).unwrap().unscoped();
         let app = Router::new().route("/", post(hog)).layer(gate);
         let other = Gate::new(fixture.store()).policy(policy).unwrap().unscoped();
@@ -216,7 +223,9 @@ fn a_starved_pool_costs_no_lease_on_postgres() {
 
         let running = tokio::spawn(send(app, Some("k")));
         entered.notified().await;
-        tokio::time::sleep(Duration::from_millis(2_500)).await;
+        let admitted = lease_end(&fixture).await;
+        let renewed = async { while lease_end(&fixture).await == admitted {} };
+        tokio::time::timeout(Duration::from_secs(30), renewed).await.expect("its lease is renewed");
         let copy = send(other, Some("k")).await;
         go.notify_one();
 

@@ -3,6 +3,7 @@
 mod depot;
 mod log;
 mod marker;
+mod plan;
 mod relay;
 mod schema;
 mod transaction;
