@@ -100,7 +100,14 @@ impl Run {
     }
 
     const fn quick(&self, connections: usize, keys: Keys) -> Load {
-        Load { requests: self.sizes.quick, connections, keys, with_session: false, is_awake: self.is_pinned }
+        Load {
+            requests: self.sizes.quick,
+            connections,
+            keys,
+            with_session: false,
+            is_awake: self.is_pinned,
+            every: None,
+        }
     }
 
     const fn durable(&self, connections: usize, keys: Keys) -> Load {

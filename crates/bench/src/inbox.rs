@@ -38,7 +38,7 @@ pub(crate) struct InboxArguments {
     #[arg(long, value_name = "COUNT")]
     prefetch: Option<usize>,
     /// Deliveries per commit where batched work is measured.
-    #[arg(long, value_name = "COUNT", default_value_t = 100)]
+    #[arg(long, value_name = "COUNT", default_value_t = 250)]
     batch: usize,
 }
 

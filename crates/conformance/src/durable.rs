@@ -6,6 +6,7 @@
 #![allow(missing_docs, reason = "the name of a case is its documentation")]
 
 pub mod batch;
+pub mod crowd;
 pub mod dying;
 pub mod effects;
 pub mod letters;
@@ -27,6 +28,12 @@ macro_rules! durable_suite {
                 a_batch_that_dies_takes_effect_once
                 a_stopped_batch_gives_back_the_rest
                 a_handler_with_one_attempt_is_not_run_in_batches
+            ]);
+        }
+        mod crowd {
+            $crate::cases!(on_store, $fixture, durable::crowd, [
+                of_a_crowd_with_copies_each_takes_effect_once
+                a_crowd_in_order_is_stored_in_order
             ]);
         }
         mod dying {
@@ -123,6 +130,7 @@ mod tests {
             include_str!("durable.rs"),
             &[
                 include_str!("durable/batch.rs"),
+                include_str!("durable/crowd.rs"),
                 include_str!("durable/dying.rs"),
                 include_str!("durable/effects.rs"),
                 include_str!("durable/letters.rs"),

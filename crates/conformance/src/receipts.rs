@@ -33,6 +33,8 @@ macro_rules! receipts_suite {
                 replays_do_not_keep_a_receipt_unless_that_is_wanted
                 of_many_at_once_one_is_admitted
                 of_many_at_once_one_inherits_a_dead_request
+                many_requests_at_once_do_not_get_mixed_up
+                a_replay_does_not_wait_for_a_transaction
                 a_look_writes_nothing
                 each_scope_has_its_own_count
             ]);
@@ -62,6 +64,13 @@ macro_rules! receipts_suite {
                 a_replay_is_told_inside_a_transaction
                 a_request_admitted_outside_can_be_sealed_inside
                 a_request_admitted_outside_stays_in_flight_when_its_transaction_rolls_back
+                a_claim_is_sealed_with_its_writes_or_was_never_there
+                a_claim_keeps_every_byte_of_a_reply
+                a_claim_is_told_where_its_request_stands
+                while_a_claim_is_open_nobody_else_is_admitted
+                a_claim_inherits_what_is_over_and_fences_it_off
+                a_claim_that_is_a_copy_keeps_a_receipt_where_that_is_wanted
+                of_many_claims_at_once_one_is_admitted
             ]);
         }
     };

@@ -11,6 +11,7 @@ use http::{Response, StatusCode};
 use oncebox_core::gate::KeyError;
 
 use crate::body::{self, GateBody};
+use crate::grpc::{self, Refusal};
 use crate::policy::Policy;
 use crate::telemetry;
 
@@ -231,6 +232,11 @@ impl Problem {
         {
             headers.insert(http::header::LOCATION, location);
         }
+        response.extensions_mut().insert(Refusal {
+            code: grpc::code(self),
+            message: format!("{code}: {}", self.detail()),
+            retry_after: self.retry_after(),
+        });
         telemetry::refused(code);
         response
     }

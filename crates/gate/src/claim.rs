@@ -11,7 +11,7 @@ use http::Response;
 use http_body::Body;
 use http_body_util::BodyExt as _;
 use oncebox_core::crash::CrashPoint;
-use oncebox_core::gate::{Admission, AdmitRequest, Pass, Receipts, Reply};
+use oncebox_core::gate::{Admission, AdmitRequest, Claiming, Receipts, Reply};
 use oncebox_core::{Kind, Timestamp, Transaction};
 
 use crate::answer::{Problem, STORE};
@@ -62,19 +62,24 @@ impl<S: Receipts> Claim<S> {
             };
             problem.answer(&self.policy)
         };
-        let store = &self.gate.store;
-        let mut tx = store.begin().await.map_err(down)?;
-        let problem = match store.admit_in(&mut tx, &self.admit, None).await.map_err(down)? {
-            Admission::Proceed(pass) => {
+        let problem = match self.gate.store.begin_claim(&self.admit, None).await.map_err(down)? {
+            Claiming::Begun(tx) => {
                 telemetry::admitted();
-                self.gate.quota.add(&pass.key.scope);
+                self.gate.quota.add(&self.admit.key.scope);
                 self.gate.probe.reach(CrashPoint::H1).await.map_err(down)?;
-                return Ok(Claimed { claim: self, tx, pass });
+                return Ok(Claimed { claim: self, tx });
             }
-            Admission::Replay { reply, .. } => return Err(record::replay(reply, &self.policy)),
-            Admission::Mismatch => Problem::KeyReused,
-            Admission::InFlight { left } => Problem::InFlight { left },
-            Admission::InDoubt => Problem::OutcomeUnknown,
+            Claiming::Told(Admission::Replay { reply, left }) => {
+                self.gate.cache.keep(&self.admit, self.asked, left, reply.clone());
+                return Err(record::replay(reply, &self.policy));
+            }
+            Claiming::Told(Admission::Mismatch) => Problem::KeyReused,
+            Claiming::Told(Admission::InFlight { left }) => Problem::InFlight { left },
+            Claiming::Told(Admission::InDoubt) => Problem::OutcomeUnknown,
+            Claiming::Told(Admission::Proceed(_)) => {
+                tracing::error!("the store admits a request and begins no transaction for it");
+                Problem::StoreDown
+            }
         };
         Err(problem.answer(&self.policy))
     }
@@ -85,7 +90,6 @@ impl<S: Receipts> Claim<S> {
 pub struct Claimed<S: Receipts> {
     claim: Claim<S>,
     tx: S::Begun,
-    pass: Pass,
 }
 
 impl<S: Receipts> fmt::Debug for Claimed<S> {
@@ -147,12 +151,11 @@ impl<S: Receipts> Claimed<S> {
 
     /// Commits with this reply; if that is not what happened, tells what to answer instead.
     async fn commit(self, reply: Reply) -> Result<(), Response<GateBody>> {
-        let Self { claim: Claim { gate, policy, admit, asked }, mut tx, pass } = self;
+        let Self { claim: Claim { gate, policy, admit, asked }, tx } = self;
         let store = &gate.store;
         let committed = async {
-            store.seal_in(&mut tx, &pass, &reply).await?;
             gate.probe.reach(CrashPoint::H6).await?;
-            store.commit(tx).await?;
+            store.seal_claim(tx, &admit, &reply, None).await?;
             gate.probe.reach(CrashPoint::H2).await
         };
         let Err(error) = committed.await else {

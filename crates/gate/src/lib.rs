@@ -20,7 +20,7 @@
 //! - `service`: one request, from its key to its answer; `flight`: the run in between, which a client that
 //!   hangs up does not end; `patience`: waiting for either.
 //! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of.
-//! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says.
+//! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says, and `grpc`: how it says that to a gRPC call.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
 //! - `extract`: the same for axum. [`carry`]: what messages inherit from a request.
 
@@ -33,6 +33,7 @@ pub mod claim;
 mod extract;
 mod flight;
 mod gate;
+mod grpc;
 mod heart;
 pub mod keys;
 mod patience;

@@ -26,6 +26,7 @@ use crate::carry::Current;
 use crate::claim::{Claim, Sealed};
 use crate::flight::Flight;
 use crate::gate::{Gate, Inner, Running};
+use crate::grpc;
 use crate::patience::{ToItsEnd, within};
 use crate::policy::{InFlight, Policy, Strategy};
 use crate::record;
@@ -94,15 +95,17 @@ where
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
         let gate = Arc::clone(&self.gate.0);
+        let is_grpc = record::is_grpc(request.headers());
         Box::pin(async move {
-            match Entrance::open(&gate, request).await {
+            let response = match Entrance::open(&gate, request).await {
                 Way::Past(request, mark) => {
                     let response = inner.call(request).await?.map(body::other);
-                    Ok(marked(response, mark))
+                    marked(response, mark)
                 }
-                Way::Refused(response) => Ok(response),
-                Way::Through(entrance, request) => entrance.pass(inner, request).await,
-            }
+                Way::Refused(response) => response,
+                Way::Through(entrance, request) => entrance.pass(inner, request).await?,
+            };
+            Ok(if is_grpc { grpc::told(response) } else { response })
         })
     }
 }
@@ -237,7 +240,7 @@ impl<S: Receipts> Entrance<S> {
         running.await.unwrap_or_else(|| Ok(Problem::Panicked.answer(&policy)))
     }
 
-    /// The handler claims the key in its own transaction; here only what is already decided is told.
+    /// The handler claims the key in its own transaction, and is told there what is already decided.
     async fn pass_claim<I, ReqB, ResB>(
         self,
         mut inner: I,
@@ -252,20 +255,11 @@ impl<S: Receipts> Entrance<S> {
         ResB: Body<Data = Bytes> + Send + 'static,
         ResB::Error: Into<BoxError>,
     {
-        match self.gate.store.peek(&self.admit, None).await {
-            Ok(None) if self.is_full().await => {
-                return Ok(Problem::TooManyKeys.answer(&self.policy));
-            }
-            Ok(None) => {}
-            Ok(Some(admission)) => {
-                if let Verdict::Answer(response) = self.told(admission) {
-                    return Ok(response);
-                }
-            }
-            Err(error) => {
-                tracing::warn!(error = %error.chain(), "the store of the gate cannot be asked");
-                return Ok(Problem::StoreDown.answer(&self.policy));
-            }
+        // Only keys that are there already count; all others are told by the claim itself.
+        if self.is_full().await
+            && let Verdict::Answer(response) = self.readmit().await
+        {
+            return Ok(response);
         }
         let policy = Arc::clone(&self.policy);
         let gate = self.gate;

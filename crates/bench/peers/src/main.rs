@@ -1,8 +1,9 @@
-//! Does a bench's work with somebody else's crate and prints its messages per second.
+//! Does a bench's work with somebody else's crate and prints how fast it was.
 //!
 //! `oncebox-peers PEER URL MESSAGES BATCH PAYLOAD [WORKERS]`; the bench runs it
-//! in turn with its own: outbox-core and pgmq drain a backlog, apalis enqueues
-//! and runs jobs. `oncebox-peers axum-idempotent` serves HTTP instead.
+//! in turn with its own: outbox-core and pgmq drain a backlog and print messages
+//! per second; apalis enqueues and runs jobs and prints the microseconds of each.
+//! `oncebox-peers axum-idempotent` serves HTTP instead.
 
 mod apalis_peer;
 mod axum_idempotent_peer;
@@ -40,14 +41,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         payload: serde_json::from_str(payload)?,
         workers: rest.first().map_or(Ok(1), |workers| workers.parse())?,
     };
-    let rate = match peer.as_str() {
-        "outbox-core" => outbox_core_peer::drain(&backlog).await?,
-        "pgmq" => pgmq_peer::drain(&backlog).await?,
-        "apalis" => apalis_peer::work(&backlog, apalis_peer::Tuning::Throughput).await?,
-        "apalis-default" => apalis_peer::work(&backlog, apalis_peer::Tuning::AsItComes).await?,
+    match peer.as_str() {
+        "outbox-core" => println!("{}", outbox_core_peer::drain(&backlog).await?),
+        "pgmq" => println!("{}", pgmq_peer::drain(&backlog).await?),
+        "apalis" => println!("{}", apalis_peer::work(&backlog, apalis_peer::Tuning::Throughput).await?),
+        "apalis-default" => {
+            println!("{}", apalis_peer::work(&backlog, apalis_peer::Tuning::AsItComes).await?)
+        }
         other => return Err(format!("no peer is called {other}").into()),
-    };
-    println!("{rate}");
+    }
     Ok(())
 }
 

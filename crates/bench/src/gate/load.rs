@@ -27,6 +27,8 @@ pub(super) struct Load {
     /// Whether clients never sleep: to wake one costs the service more, the
     /// more it keeps it waiting, which says nothing about the service.
     pub(super) is_awake: bool,
+    /// How often each connection sends, whether it was answered or not; as soon as it was if not given.
+    pub(super) every: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +78,13 @@ async fn on_this_thread(entry: &Child, service: &Child, load: Load) -> Report {
     let before = Client::runs(&service.address).await;
     let (cpu, started) = (entry.cpu_micros(), Instant::now());
     let mut tasks = JoinSet::new();
-    for client in clients {
-        tasks.spawn(send(client, share, load.keys));
+    for (place, client) in (0..).zip(clients) {
+        let pace = load.every.map(|every| {
+            // Not all at once.
+            let first = started + every * place / u32::try_from(load.connections).expect("few");
+            Pace { first, every }
+        });
+        tasks.spawn(send(client, share, load.keys, pace));
     }
     let awake = load.is_awake.then(|| tokio::spawn(stay_awake()));
     let mut took: Vec<Duration> = tasks.join_all().await.into_iter().flatten().collect();
@@ -123,7 +130,19 @@ async fn connect(entry: &Child, load: Load) -> Vec<(Client, String)> {
     clients
 }
 
-async fn send((mut client, same): (Client, String), requests: usize, keys: Keys) -> Vec<Duration> {
+/// When a connection sends. What is late because its predecessor was is late from then on.
+#[derive(Clone, Copy)]
+struct Pace {
+    first: Instant,
+    every: Duration,
+}
+
+async fn send(
+    (mut client, same): (Client, String),
+    requests: usize,
+    keys: Keys,
+    pace: Option<Pace>,
+) -> Vec<Duration> {
     let order = order();
     let mut took = Vec::with_capacity(requests);
     for n in 0..requests {
@@ -133,7 +152,14 @@ async fn send((mut client, same): (Client, String), requests: usize, keys: Keys)
             Keys::Unique => unique.as_deref(),
             Keys::Same => Some(same.as_str()),
         };
-        let sent = Instant::now();
+        let sent = match pace {
+            Some(Pace { first, every }) => {
+                let due = first + every * u32::try_from(n).expect("few");
+                tokio::time::sleep_until(due.into()).await;
+                due
+            }
+            None => Instant::now(),
+        };
         assert_eq!(client.order(&order, key).await, 201);
         took.push(sent.elapsed());
     }

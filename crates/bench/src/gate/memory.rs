@@ -11,31 +11,13 @@ const MIB: f64 = 1_048_576.0;
 pub(super) async fn measure(run: &mut Run) {
     let (gated, plain) = (Service::new(Before::Memory), Service::new(Before::Nothing));
     for connections in [8, 64] {
-        let cpu = format!("memory.unique.{connections}.cpu");
-        let rate = format!("memory.unique.{connections}.rate");
-        if run.wants_any(&[&cpu, &rate]) {
-            let (ours, bare) = (run.quick(connections, Keys::Unique), run.quick(connections, Keys::None));
-            let rounds = run.compare((&gated, ours), (&plain, bare)).await;
-            run.report(&cpu, "us/request", of(&rounds, |report| report.cpu_micros), Target::AtMost(1.6));
-            run.report(&rate, "requests/s", of(&rounds, |report| report.rate), Target::AtLeast(0.7));
-        }
+        unique(run, &format!("memory.unique.{connections}"), connections, (&gated, &plain)).await;
     }
-    if run.wants_any(&["memory.replay.64.rate", "memory.replay.64.cpu"]) {
-        let (ours, bare) = (run.quick(64, Keys::Same), run.quick(64, Keys::None));
-        let rounds = run.compare((&gated, ours), (&plain, bare)).await;
-        run.report(
-            "memory.replay.64.rate",
-            "requests/s",
-            of(&rounds, |report| report.rate),
-            Target::AtLeast(1.0),
-        );
-        run.report(
-            "memory.replay.64.cpu",
-            "us/request",
-            of(&rounds, |report| report.cpu_micros),
-            Target::AtMost(1.0),
-        );
-    }
+    replay(run, "memory.replay.64", (&gated, &plain)).await;
+    let deaf = |service: &Service| Service { ignores_body: true, ..service.clone() };
+    let (deaf_gated, deaf_plain) = (deaf(&gated), deaf(&plain));
+    unique(run, "memory.unique_unread.64", 64, (&deaf_gated, &deaf_plain)).await;
+    replay(run, "memory.replay_unread.64", (&deaf_gated, &deaf_plain)).await;
     if run.wants("memory.flat.cpu") {
         let large = Service { receipts: run.sizes.many, ..gated.clone() };
         let small = Service { receipts: 1_000, ..gated.clone() };
@@ -46,6 +28,28 @@ pub(super) async fn measure(run: &mut Run) {
     }
     storm(run, &gated).await;
     peak(run, &gated).await;
+}
+
+/// A key for each request.
+async fn unique(run: &mut Run, name: &str, connections: usize, (gated, plain): (&Service, &Service)) {
+    let (cpu, rate) = (format!("{name}.cpu"), format!("{name}.rate"));
+    if run.wants_any(&[&cpu, &rate]) {
+        let (ours, bare) = (run.quick(connections, Keys::Unique), run.quick(connections, Keys::None));
+        let rounds = run.compare((gated, ours), (plain, bare)).await;
+        run.report(&cpu, "us/request", of(&rounds, |report| report.cpu_micros), Target::AtMost(1.6));
+        run.report(&rate, "requests/s", of(&rounds, |report| report.rate), Target::AtLeast(0.7));
+    }
+}
+
+/// The same request again.
+async fn replay(run: &mut Run, name: &str, (gated, plain): (&Service, &Service)) {
+    let (cpu, rate) = (format!("{name}.cpu"), format!("{name}.rate"));
+    if run.wants_any(&[&cpu, &rate]) {
+        let (ours, bare) = (run.quick(64, Keys::Same), run.quick(64, Keys::None));
+        let rounds = run.compare((gated, ours), (plain, bare)).await;
+        run.report(&rate, "requests/s", of(&rounds, |report| report.rate), Target::AtLeast(1.0));
+        run.report(&cpu, "us/request", of(&rounds, |report| report.cpu_micros), Target::AtMost(1.0));
+    }
 }
 
 async fn storm(run: &mut Run, gated: &Service) {

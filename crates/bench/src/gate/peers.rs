@@ -42,7 +42,9 @@ pub(super) async fn measure(run: &mut Run) {
             let load = Load { with_session: true, ..run.quick(CONNECTIONS, keys) };
             let rounds = interleave(
                 run.sizes.rounds,
-                async || run.once(&Service::new(Before::Memory), load).await,
+                async || {
+                    run.once(&Service { ignores_body: true, ..Service::new(Before::Memory) }, load).await
+                },
                 async || theirs(run, &program, mode, load).await,
             )
             .await;

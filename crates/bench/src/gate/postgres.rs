@@ -22,6 +22,12 @@ pub(super) async fn measure(run: &mut Run, url: &str) {
         let rates = of(&rounds, |report| report.rate);
         run.report("postgres.claimed_vs_insert.8.rate", "requests/s", rates, Target::AtLeast(0.9));
     }
+    if run.wants("postgres.claimed_vs_by_hand.8.rate") {
+        let load = run.durable(CLIENTS, Keys::Unique);
+        let rounds = run.compare((&with(Before::Claimed), load), (&with(Before::ByHand), load)).await;
+        let rates = of(&rounds, |report| report.rate);
+        run.report("postgres.claimed_vs_by_hand.8.rate", "requests/s", rates, Target::AtLeast(0.85));
+    }
     if run.wants("postgres.handler_5_ms.8.p50") {
         let rounds = beside_a_handler(run, &lab, with(Before::Postgres)).await;
         run.report("postgres.handler_5_ms.8.p50", "ms", rounds, Target::AtMost(1.0));

@@ -40,7 +40,7 @@ pub(super) async fn measure(run: &mut Run) {
 
 /// The same requests, with keys, whether these count or not.
 async fn once(run: &Run, program: &str, routes: Option<&Path>) -> Report {
-    let service = Service::new(Before::Nothing);
+    let service = Service { ignores_body: true, ..Service::new(Before::Nothing) };
     let service = Child::start(&service.command(), run.place(Place::Beside));
     let mut command = Command::new(program);
     command.args(["gate", "--listen", "127.0.0.1:0", "--db", "memory", "--unscoped"]);

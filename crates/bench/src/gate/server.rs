@@ -1,17 +1,18 @@
 //! The service under load.
 
 use std::process::Command;
+use std::str::FromStr as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, COOKIE, SET_COOKIE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Json, Router};
 use clap::{Args, ValueEnum};
 use oncebox_core::Digest;
 use oncebox_core::gate::{
@@ -21,7 +22,9 @@ use oncebox_flow::memory::MemoryStore;
 use oncebox_gate::{Caller, Claimed, Gate, GateBuilder};
 use oncebox_stores::postgres::{PostgresStore, pool_options};
 use oncebox_stores::sqlite::SqliteStore;
+use serde::Deserialize;
 use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
 
 /// Where a child is told its database, since everybody can read its arguments.
 const STORE: &str = "ONCEBOX_BENCH_STORE";
@@ -41,6 +44,8 @@ pub(crate) enum Before {
     Insert,
     /// A transactional gate; the handler inserts the row in its transaction.
     Claimed,
+    /// Nothing; the handler does by hand what a transactional gate does, as far as one would.
+    ByHand,
 }
 
 /// Which service, and what it finds.
@@ -62,11 +67,15 @@ pub(crate) struct Service {
     /// How much memory receipts may take.
     #[arg(long)]
     pub(super) capacity: Option<usize>,
+    /// The handler does not read what is sent to it.
+    #[arg(long)]
+    pub(super) ignores_body: bool,
 }
 
 impl Service {
     pub(super) const fn new(before: Before) -> Self {
-        Self { before, store: String::new(), receipts: 0, millis: 0, reply_bytes: 0, capacity: None }
+        let store = String::new();
+        Self { before, store, receipts: 0, millis: 0, reply_bytes: 0, capacity: None, ignores_body: false }
     }
 
     /// How to start it.
@@ -78,6 +87,9 @@ impl Service {
         command.args(["--reply-bytes", &self.reply_bytes.to_string()]);
         if let Some(capacity) = self.capacity {
             command.args(["--capacity", &capacity.to_string()]);
+        }
+        if self.ignores_body {
+            command.arg("--ignores-body");
         }
         command.env(STORE, &self.store);
         command
@@ -122,7 +134,8 @@ async fn listen(service: Service) {
     };
     let takes = Duration::from_millis(service.millis);
     let handler = Arc::new(Handler { takes, reply: reply.into(), runs: AtomicUsize::new(0) });
-    let plain = router().with_state((Arc::clone(&handler), ()));
+    let plain = if service.ignores_body { deaf() } else { reader() };
+    let plain = plain.with_state((Arc::clone(&handler), ()));
     let router = match service.before {
         Before::Nothing => plain,
         Before::Memory => {
@@ -147,6 +160,10 @@ async fn listen(service: Service) {
             let gate = by_cookie(Gate::new(postgres(&service.store).await).transactional());
             Router::new().route("/orders", post(claimed)).with_state((Arc::clone(&handler), ())).layer(gate)
         }
+        Before::ByHand => {
+            let pool = postgres(&service.store).await.pool().clone();
+            Router::new().route("/orders", post(by_hand)).with_state((Arc::clone(&handler), pool))
+        }
     };
     let count = get(async move || handler.runs.load(Ordering::Relaxed).to_string());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -155,8 +172,55 @@ async fn listen(service: Service) {
     axum::serve(listener, router).await.expect("it serves");
 }
 
-fn router() -> Router<(Arc<Handler>, ())> {
+/// An order as the handler has it.
+#[derive(Deserialize)]
+struct Order {
+    order: String,
+    customer: Customer,
+    currency: String,
+    lines: Vec<Line>,
+    note: String,
+}
+
+#[derive(Deserialize)]
+struct Customer {
+    id: u64,
+    vip: bool,
+    referrer: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    sku: String,
+    title: String,
+    quantity: u32,
+    price: String,
+}
+
+/// A handler that reads its order, and nothing more.
+fn reader() -> Router<(Arc<Handler>, ())> {
+    let read = async |State((handler, ())): Shared<()>, Json(order): Json<Order>| {
+        std::hint::black_box(order.fields());
+        handler.run().await
+    };
+    Router::new().route("/orders", post(read))
+}
+
+/// A handler that does not even read it.
+fn deaf() -> Router<(Arc<Handler>, ())> {
     Router::new().route("/orders", post(async |State((handler, ())): Shared<()>| handler.run().await))
+}
+
+impl Order {
+    /// How much it has, so that all of it is used.
+    fn fields(&self) -> usize {
+        let Customer { id, vip, referrer } = &self.customer;
+        let line =
+            |line: &Line| line.sku.len() + line.title.len() + line.price.len() + line.quantity as usize;
+        let customer = usize::from(*vip) + *id as usize + referrer.as_ref().map_or(0, String::len);
+        let texts = self.order.len() + self.currency.len() + self.note.len();
+        customer + texts + self.lines.iter().map(line).sum::<usize>()
+    }
 }
 
 async fn session() -> impl IntoResponse {
@@ -171,17 +235,44 @@ fn by_cookie<S: Receipts>(gate: GateBuilder<S>) -> Gate<S> {
     })
 }
 
+/// A store with a pool of its own, as `connect` makes it, but larger.
 async fn postgres(url: &str) -> PostgresStore {
-    let pool = pool_options().min_connections(16).max_connections(16).connect(url).await;
-    PostgresStore::new(pool.expect("a database"))
+    let pool = pool_options().min_connections(16).max_connections(16);
+    let store = PostgresStore::with_pool(pool, PgConnectOptions::from_str(url).expect("a url"));
+    store.pool().acquire().await.expect("a database");
+    store
 }
 
 const INSERT: &str = "INSERT INTO bench_order (customer, sequence, amount) VALUES ('bench', 1, 1)";
+
+const TAKE: &str = "INSERT INTO bench_key (key) VALUES ($1) ON CONFLICT DO NOTHING";
+const KEEP: &str = "UPDATE bench_key SET status = $2, reply = $3 WHERE key = $1";
 
 async fn insert(State((handler, pool)): Shared<PgPool>) -> Response {
     let mut tx = pool.begin().await.expect("a transaction");
     sqlx::query(INSERT).execute(&mut *tx).await.expect("a row");
     let reply = handler.run().await;
+    tx.commit().await.expect("a commit");
+    reply
+}
+
+/// As the recipe has it: the key as a row, what is to be done, the reply in that row. It does not compare requests,
+/// nor tell who comes meanwhile.
+async fn by_hand(State((handler, pool)): Shared<PgPool>, headers: HeaderMap) -> Response {
+    let key = headers.get("idempotency-key").map(HeaderValue::as_bytes).unwrap_or_default();
+    let mut tx = pool.begin().await.expect("a transaction");
+    let taken = sqlx::query(TAKE).bind(key).execute(&mut *tx).await.expect("a key");
+    assert_eq!(taken.rows_affected(), 1, "nobody sends a key twice here");
+    sqlx::query(INSERT).execute(&mut *tx).await.expect("a row");
+    let reply = handler.run().await;
+    let status = i32::from(reply.status().as_u16());
+    sqlx::query(KEEP)
+        .bind(key)
+        .bind(status)
+        .bind(handler.reply.as_ref())
+        .execute(&mut *tx)
+        .await
+        .expect("a reply");
     tx.commit().await.expect("a commit");
     reply
 }

@@ -1,4 +1,8 @@
-//! Handlers that take long: what the gate adds to them, on each store.
+//! Handlers that take long: what the gate adds to them, on each store. Requests
+//! come at a fixed rate, half of what the connections could send one after the
+//! other: clients that all wait for each other would come in waves.
+
+use std::time::Duration;
 
 use oncebox_stores::sqlite::{SqliteStore, migrate};
 
@@ -31,7 +35,8 @@ pub(super) async fn one(run: &mut Run, store: &str, gated: Service) {
         let (gated, plain) =
             (Service { millis, ..gated.clone() }, Service { millis, ..Service::new(Before::Nothing) });
         let load = run.durable(connections, Keys::Unique);
-        let ours = Load { requests: load.requests / part, ..load };
+        let every = Some(Duration::from_millis(2 * millis));
+        let ours = Load { requests: load.requests / part, every, ..load };
         let bare = Load { keys: Keys::None, ..ours };
         let rounds = run.compare((&gated, ours), (&plain, bare)).await;
         run.report(&name, "ms", of(&rounds, |report| report.p99_millis), Target::AtMost(1.05));

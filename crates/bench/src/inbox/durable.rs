@@ -63,13 +63,13 @@ impl Phases {
     }
 }
 
-fn kept(all: &RefCell<Vec<Phases>>, phases: Phases) -> f64 {
+pub(super) fn kept(all: &RefCell<Vec<Phases>>, phases: Phases) -> f64 {
     all.borrow_mut().push(phases);
     phases.rate()
 }
 
 /// Microseconds per message in either half: medians.
-fn shares(all: &RefCell<Vec<Phases>>) -> serde_json::Value {
+pub(super) fn shares(all: &RefCell<Vec<Phases>>) -> serde_json::Value {
     let micros = |part: fn(&Phases) -> Duration| {
         let each = |phases: &Phases| part(phases).as_secs_f64() * 1e6 / phases.messages as f64;
         median(all.borrow().iter().map(each).collect()).round()

@@ -14,6 +14,7 @@ use crate::order::{Order, new_id};
 
 const CONNECTIONS: u32 = 20;
 const TABLES: &str = "
+    CREATE TABLE bench_key (key bytea PRIMARY KEY, status integer, reply bytea);
     CREATE TABLE bench_order (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         customer text NOT NULL, sequence bigint NOT NULL, amount bigint NOT NULL);
     CREATE TABLE bench_effect (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use oncebox_core::gate::{Admission, AdmitRequest, Receipts as _};
+use oncebox_core::Store as _;
+use oncebox_core::gate::{Admission, AdmitRequest, Pass, Receipts as _, Reply};
 use tokio::task::JoinSet;
 
 use super::ReceiptsFixture;
@@ -141,6 +142,46 @@ pub async fn of_many_at_once_one_inherits_a_dead_request<F: ReceiptsFixture>(fix
     admitted(&fixture.store(), &request("a", "body"), 0).await;
 
     assert_eq!(race(&fixture, LEASE).await, 1);
+}
+
+/// Stores may write what arrives together at once; everybody is told its own.
+pub async fn many_requests_at_once_do_not_get_mixed_up<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let mut clients = JoinSet::new();
+    for n in 0..100 {
+        let store = fixture.store();
+        clients.spawn(async move {
+            let (name, large) = (n.to_string(), if n % 10 == 0 { 30_000 } else { 0 });
+            let kept = Reply { status: 200 + n, ..reply(&format!("{name}{}", "x".repeat(large))) };
+            let kept = if n % 7 == 0 { Reply { body: None, ..kept } } else { kept };
+            let pass = admitted(&store, &request(&name, "body"), 0).await;
+            let other = store.admit(&request(&name, "other"), at(1)).await.unwrap();
+            let copy = store.admit(&request(&name, "body"), at(1)).await.unwrap();
+            assert_eq!(
+                (other, copy),
+                (Admission::Mismatch, Admission::InFlight { left: seconds(LEASE - 1) })
+            );
+            if n % 5 == 0 {
+                let stale = Pass { token: -1, ..pass };
+                assert!(is_fenced(&store.seal(&stale, &reply("stale")).await));
+            }
+            store.seal(&pass, &kept).await.unwrap();
+            let copy = store.admit(&request(&name, "body"), at(2)).await.unwrap();
+            assert_eq!(copy, replay(kept, TTL - 2));
+        });
+    }
+    clients.join_all().await;
+}
+
+pub async fn a_replay_does_not_wait_for_a_transaction<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let pass = admitted(&store, &request("a", "body"), 0).await;
+    store.seal(&pass, &reply("done")).await.unwrap();
+    let mut tx = store.begin().await.unwrap();
+    store.admit_in(&mut tx, &request("b", "body"), at(0)).await.unwrap();
+
+    assert_eq!(told(&fixture.impatient(), 1).await, replay(reply("done"), TTL - 1));
+    assert_eq!(told(&store, 1).await, replay(reply("done"), TTL - 1));
+    store.rollback(tx).await.unwrap();
 }
 
 pub async fn a_look_writes_nothing<F: ReceiptsFixture>(fixture: Arc<F>) {

@@ -112,6 +112,15 @@ pub enum Admission {
     InDoubt,
 }
 
+/// What became of a request that was to be admitted in a transaction of its own.
+#[derive(Debug)]
+pub enum Claiming<T> {
+    /// It is admitted; until this transaction ends, nobody else is.
+    Begun(T),
+    /// It is not, and no transaction is open.
+    Told(Admission),
+}
+
 /// Where a receipt stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {

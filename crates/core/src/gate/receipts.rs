@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use super::receipt::{Admission, AdmitRequest, Pass};
+use super::receipt::{Admission, AdmitRequest, Claiming, Pass};
 use super::reply::Reply;
 use crate::error::Result;
 use crate::store::Store;
@@ -36,6 +36,54 @@ pub trait Receipts: Store {
         request: &AdmitRequest,
         now: Option<Timestamp>,
     ) -> impl Future<Output = Result<Admission>> + Send;
+
+    /// Begins a transaction and admits the request in it, in as few round trips
+    /// as the store can. Cancel safe, as [`begin`](Store::begin) is.
+    ///
+    /// # Errors
+    /// As [`begin`](Store::begin) and [`admit`](Self::admit).
+    fn begin_claim(
+        &self,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Claiming<Self::Begun>>> + Send {
+        async move {
+            // Where writers queue for one lock, a replay need not.
+            if !request.sliding
+                && let Some(told) = self.peek(request, now).await?
+            {
+                return Ok(Claiming::Told(told));
+            }
+            let mut begun = self.begin().await?;
+            match self.admit_in(&mut begun, request, now).await? {
+                Admission::Proceed(_) => Ok(Claiming::Begun(begun)),
+                // What keeps a receipt for longer is a write.
+                told if request.sliding => self.commit(begun).await.map(|()| Claiming::Told(told)),
+                told => self.rollback(begun).await.map(|()| Claiming::Told(told)),
+            }
+        }
+    }
+
+    /// Keeps the reply of a request that was [claimed](Self::begin_claim) in this
+    /// transaction, and commits it. `request` and `now` are those of the claim.
+    ///
+    /// # Errors
+    /// As [`seal`](Self::seal) and [`commit`](Store::commit): unless it is
+    /// [`Kind::CommitUnknown`](crate::Kind::CommitUnknown), nothing was committed.
+    fn seal_claim(
+        &self,
+        mut begun: Self::Begun,
+        request: &AdmitRequest,
+        reply: &Reply,
+        now: Option<Timestamp>,
+    ) -> impl Future<Output = Result<()>> + Send {
+        let _ = now;
+        async move {
+            let pass = Pass { key: request.key, token: request.token };
+            self.seal_in(&mut begun, &pass, reply).await?;
+            self.commit_sound(begun, false).await.map(drop)
+        }
+    }
 
     /// What a request would be told, without writing anything; `None` if it would be admitted.
     ///

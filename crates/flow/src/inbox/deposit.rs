@@ -3,10 +3,12 @@
 //!
 //! Deliveries that arrive while a deposit commits are stored together by the
 //! next one, in the order in which they were enlisted: the busier the channel,
-//! the larger the batch.
+//! the larger the batch. When a large batch waits and nothing in it is in
+//! order, it does not wait for the one before: see `queue`.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+mod queue;
+
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use oncebox_core::depot::{Assigned, Assignment, Deposit, Deposited};
@@ -24,13 +26,7 @@ use crate::clock::Clock;
 use crate::crash::CrashPoint;
 use crate::shield::Shield;
 use crate::telemetry;
-
-/// The most deposits of one transaction, and about how many bytes they carry.
-const BATCH: usize = 1_000;
-const BATCH_BYTES: usize = 4 << 20;
-/// The most of their shares that are in order: each may take a lock, and
-/// PostgreSQL has room for a few thousand.
-const BATCH_LANES: usize = 200;
+use queue::{Counter, Taken};
 
 /// A message that waits to be stored.
 pub(super) struct Entry {
@@ -91,33 +87,25 @@ pub(super) trait Deposits: Send + Sync {
 pub(super) struct Depositor<S> {
     store: S,
     clock: Clock,
-    queue: Arc<Mutex<VecDeque<Entry>>>,
-    /// Held by whoever stores for all.
-    turn: Arc<Turn<()>>,
+    counter: Arc<Counter>,
+    /// Held by whoever takes the next batch, until it is taken.
+    turn: Turn<()>,
 }
 
 impl<S: Depot> Depositor<S> {
     pub(super) fn make(store: S, clock: Clock) -> Arc<dyn Deposits> {
-        Arc::new(Self { store, clock, queue: Arc::default(), turn: Arc::default() })
+        Arc::new(Self { store, clock, counter: Arc::default(), turn: Turn::default() })
     }
 
-    fn next_batch(queue: &Mutex<VecDeque<Entry>>) -> Vec<Entry> {
-        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut bytes, mut lanes) = (0, 0);
-        let fits = |entry: &&Entry| {
-            let has_room = bytes < BATCH_BYTES && lanes < BATCH_LANES;
-            bytes += entry.envelope.payload.len();
-            lanes += entry.shares.iter().filter(|share| share.lane.is_some()).count();
-            has_room
-        };
-        let count = queue.iter().take(BATCH).take_while(fits).count();
-        queue.drain(..count).collect()
+    async fn next_batch(&self) -> Taken {
+        let _turn = self.turn.lock().await;
+        self.counter.next_batch().await
     }
 }
 
 impl<S: Depot> Deposits for Depositor<S> {
     fn enlist(&self, entry: Entry) {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(entry);
+        self.counter.push(entry);
     }
 
     fn settle<'a>(
@@ -128,28 +116,25 @@ impl<S: Depot> Deposits for Depositor<S> {
             loop {
                 // Those that are answered leave at once, and not one after the other
                 // when it is their turn: the next batch would wait for all of them.
-                let turn = tokio::select! {
+                let batch = tokio::select! {
                     biased;
                     deposited = &mut *answer => {
                         let given_up = || Error::new(Kind::Unavailable, "the deposit was given up");
                         return deposited.map_err(|_closed| given_up())?;
                     }
-                    turn = Arc::clone(&self.turn).lock_owned() => turn,
+                    batch = self.next_batch() => batch,
                 };
-                let (store, clock, queue) = (self.store.clone(), self.clock.clone(), Arc::clone(&self.queue));
+                let (store, clock) = (self.store.clone(), self.clock.clone());
                 // Others wait for it: it goes on if this caller goes away.
-                Shield::new(async move {
-                    store_all(&store, &clock, Self::next_batch(&queue)).await;
-                    drop(turn);
-                })
-                .await;
+                Shield::new(async move { store_all(&store, &clock, batch).await }).await;
             }
         })
     }
 }
 
 /// Stores a batch, or, if something in it is refused, each message by itself.
-async fn store_all<S: Depot>(store: &S, clock: &Clock, batch: Vec<Entry>) {
+async fn store_all<S: Depot>(store: &S, clock: &Clock, mut taken: Taken) {
+    let batch = std::mem::take(&mut taken.batch);
     if batch.is_empty() {
         return;
     }
@@ -228,8 +213,8 @@ fn fallback(envelope: &Envelope) -> MessageKey {
 }
 
 impl<S: Mailbox + Dedup> Inbox<S> {
-    /// Queues a message to be stored, so that messages are stored in the order
-    /// of these calls.
+    /// Queues a message to be stored, so that messages of a lane are stored in
+    /// the order of these calls.
     pub(crate) fn enlist(&self, envelope: &Envelope) -> Intake {
         let forged = self.forged(envelope);
         let inner = &self.inner;

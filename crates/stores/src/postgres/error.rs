@@ -35,6 +35,24 @@ pub(super) fn commit_and_begin_failed(error: sqlx::Error) -> Error {
     commit_failed(error)
 }
 
+/// Wraps an error of the seal of a claim: that the key is another's, or else what it means otherwise.
+pub(super) fn fenced_or(otherwise: impl FnOnce(sqlx::Error) -> Error) -> impl FnOnce(sqlx::Error) -> Error {
+    move |error| {
+        let refused = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+        let is_anothers = refused.is_some_and(|refused| {
+            (refused.code(), refused.table(), refused.column()) == ("23502", Some("receipt"), Some("state"))
+        });
+        if is_anothers {
+            return Error::new(
+                Kind::Fenced,
+                "the key is another request's, or the transaction that had claimed it has ended",
+            )
+            .because(error);
+        }
+        otherwise(error)
+    }
+}
+
 /// Finds the driver's error in a chain of causes.
 pub(super) fn classify(error: &(dyn StdError + 'static)) -> Option<Kind> {
     let mut next = Some(error);

@@ -23,6 +23,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 3, name: "depot", text: include_str!("migrations/0003_depot.sql") },
     Migration { version: 4, name: "gate", text: include_str!("migrations/0004_gate.sql") },
     Migration { version: 5, name: "finished", text: include_str!("migrations/0005_finished.sql") },
+    Migration { version: 6, name: "identity", text: include_str!("migrations/0006_identity.sql") },
 ];
 
 /// One row of the table of migrations.

@@ -4,6 +4,7 @@
 //! `holes.rs` is where late commits are waited for without ever skipping one.
 //! Every statement is a file of its own in `sql/`.
 
+mod claim;
 mod dedup;
 mod depot;
 mod error;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use oncebox_core::gate::{Admission, AdmitRequest, OnDoubt, OnMismatch, Pass, Receipts, Reply};
+use oncebox_core::gate::{Admission, AdmitRequest, Claiming, OnDoubt, OnMismatch, Pass, Receipts, Reply};
 use oncebox_core::{Error, Kind, Result, Timestamp};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
 
+use super::claim::place;
 use super::depot::renew::{Question, answered};
 use super::error::failed;
 use super::row::{clock, span};
@@ -17,7 +18,7 @@ const RACES: usize = 3;
 const ADMIT: &str = "cannot admit a request";
 
 /// What a statement has found under a key.
-struct Found {
+pub(super) struct Found {
     taken: bool,
     same: Option<bool>,
     state: Option<String>,
@@ -26,7 +27,7 @@ struct Found {
     head: Option<Vec<u8>>,
     body: Option<Vec<u8>>,
     /// It was not in the way when this statement began.
-    free: bool,
+    pub(super) free: bool,
 }
 
 impl FromRow<'_, PgRow> for Found {
@@ -45,7 +46,7 @@ impl FromRow<'_, PgRow> for Found {
 }
 
 impl Found {
-    fn told(self, request: &AdmitRequest) -> Result<Admission> {
+    pub(super) fn told(self, request: &AdmitRequest) -> Result<Admission> {
         if self.taken {
             return Ok(Admission::Proceed(Pass { key: request.key, token: request.token }));
         }
@@ -75,7 +76,6 @@ impl PostgresStore {
         request: &AdmitRequest,
         now: Option<Timestamp>,
     ) -> Result<Option<Found>> {
-        let [a, b, c, d, e, f, g, h, ..] = request.key.key;
         sqlx::query_as(self.sql(include_str!("sql/receipt_admit.sql")))
             .bind(request.key.scope)
             .bind(request.key.key)
@@ -86,14 +86,14 @@ impl PostgresStore {
             .bind(span(request.ttl))
             .bind(request.on_doubt == OnDoubt::Retry)
             .bind(request.on_mismatch == OnMismatch::Replace)
-            .bind(i64::from_be_bytes([a, b, c, d, e, f, g, h]))
+            .bind(place(&request.key))
             .fetch_optional(on)
             .await
             .map_err(failed(ADMIT))
     }
 
     /// A copy keeps the receipt, where that is wanted.
-    async fn slide<'e>(
+    pub(super) async fn slide<'e>(
         &self,
         on: impl PgExecutor<'e>,
         request: &AdmitRequest,
@@ -173,7 +173,7 @@ impl Question for Prolonging<'_> {
 
 /// Somebody is being let in by a transaction that has not committed: nobody
 /// can tell for how long.
-const fn unseen(request: &AdmitRequest) -> Admission {
+pub(super) const fn unseen(request: &AdmitRequest) -> Admission {
     Admission::InFlight { left: request.lease }
 }
 
@@ -205,6 +205,24 @@ impl Receipts for PostgresStore {
             }
         }
         Ok(unseen(request))
+    }
+
+    async fn begin_claim(
+        &self,
+        request: &AdmitRequest,
+        now: Option<Timestamp>,
+    ) -> Result<Claiming<Self::Begun>> {
+        self.claim_key(request, now).await
+    }
+
+    async fn seal_claim(
+        &self,
+        begun: Self::Begun,
+        request: &AdmitRequest,
+        reply: &Reply,
+        now: Option<Timestamp>,
+    ) -> Result<()> {
+        self.keep_and_commit(begun, request, reply, now).await
     }
 
     async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {

@@ -198,6 +198,11 @@ impl PostgresStore {
         .await
     }
 
+    /// What opens a transaction and bounds it.
+    pub(super) fn begin_text(&self) -> &str {
+        self.settings.begin.as_str()
+    }
+
     pub(super) fn schema_name(&self) -> &str {
         &self.settings.schema
     }

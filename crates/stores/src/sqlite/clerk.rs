@@ -2,7 +2,9 @@
 //! a commit waits for the disk: requests that arrive while one is under way
 //! share the next.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use oncebox_core::gate::{Admission, AdmitRequest, Pass, Receipts as _, Reply};
 use oncebox_core::{Error, Kind, Result, Store as _, Timestamp};
@@ -10,9 +12,21 @@ use sqlx::sqlite::SqliteConnection;
 use tokio::sync::oneshot;
 
 use super::SqliteStore;
+use super::error::failed;
 
 /// The most that share a commit.
 const BATCH: usize = 256;
+/// How long a commit is put off while others keep coming, and after how many turns of everybody else without anybody new
+/// it is not. A commit takes longer.
+const GATHER: Duration = Duration::from_micros(300);
+const TURNS: usize = 32;
+/// The largest reply that is sealed along with others: they are put into one piece of memory.
+const SMALL: usize = 16 << 10;
+/// The most of those.
+const AT_ONCE: usize = 64;
+
+/// Forgets that a request was admitted.
+pub(super) const WITHDRAW: &str = include_str!("sql/receipt_withdraw.sql");
 
 /// Something to be written.
 pub(super) enum Errand {
@@ -51,6 +65,27 @@ impl std::fmt::Debug for Clerk {
 impl Clerk {
     fn desk(&self) -> MutexGuard<'_, Desk> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells who waits. A request that was admitted and does not wait any more is not run by anybody.
+    fn answer(&self, answer: oneshot::Sender<Result<Done>>, done: Result<Done>) {
+        if let Err(Ok(Done::Admitted(Admission::Proceed(pass)))) = answer.send(done) {
+            self.desk().jobs.push((Errand::End(WITHDRAW, pass), oneshot::channel().0));
+        }
+    }
+
+    /// Lets those come who are about to: whoever was told by the last commit may be on the way with what follows from
+    /// it, and would miss this one. Nobody waits who was alone in the last one.
+    async fn gather(&self, company: usize) {
+        let started = Instant::now();
+        let (mut here, mut turns_alone) = (0, 0);
+        tokio::task::yield_now().await;
+        while company > 1 && here < company && turns_alone < TURNS && started.elapsed() < GATHER {
+            tokio::task::yield_now().await;
+            let jobs = self.desk().jobs.len();
+            turns_alone = if jobs > here { 0 } else { turns_alone + 1 };
+            here = jobs;
+        }
     }
 
     fn next(&self) -> Vec<Job> {
@@ -101,8 +136,11 @@ impl SqliteStore {
     }
 
     async fn attend(self, mut attendance: Attendance) {
+        let mut company = 1;
         loop {
+            attendance.clerk.gather(company).await;
             let jobs = attendance.clerk.next();
+            company = jobs.len();
             if jobs.is_empty() {
                 // Nobody is missed: who comes from here on finds the desk unattended.
                 attendance.is_over = true;
@@ -112,7 +150,7 @@ impl SqliteStore {
             match self.write(&errands).await {
                 Ok(done) => {
                     for (answer, done) in answers.into_iter().zip(done) {
-                        answer.send(Ok(done)).ok();
+                        attendance.clerk.answer(answer, Ok(done));
                     }
                 }
                 // One that cannot be written spoils the transaction of all: each by itself, then. If the
@@ -120,36 +158,91 @@ impl SqliteStore {
                 Err(error) if errands.len() > 1 && error.kind() != Kind::CommitUnknown => {
                     for (errand, answer) in errands.iter().zip(answers) {
                         let alone = self.write(std::slice::from_ref(errand)).await;
-                        answer.send(alone.map(|mut done| done.pop().unwrap_or(Done::Written))).ok();
+                        let alone = alone.map(|mut done| done.pop().unwrap_or(Done::Written));
+                        attendance.clerk.answer(answer, alone);
                     }
                 }
                 Err(error) => {
                     for answer in answers {
-                        answer.send(Err(Error::new(error.kind(), error.chain()))).ok();
+                        attendance.clerk.answer(answer, Err(Error::new(error.kind(), error.chain())));
                     }
                 }
             }
         }
     }
 
+    /// A statement for all of a kind: each is a message to the driver's thread and back.
     async fn write(&self, errands: &[Errand]) -> Result<Vec<Done>> {
         let mut tx = self.begin().await?;
-        let mut done = Vec::with_capacity(errands.len());
-        for errand in errands {
-            done.push(self.write_one(&mut tx, errand).await?);
+        let (mut done, mut seals, mut admissions) =
+            (Vec::with_capacity(errands.len()), Vec::new(), Vec::new());
+        for (place, errand) in errands.iter().enumerate() {
+            match errand {
+                Errand::Admit(request, now) => admissions.push((place, request, *now)),
+                Errand::Seal(pass, reply) if reply.size() > SMALL => {
+                    done.push((place, was_sealed(self.seal_in(&mut tx, pass, reply).await)?));
+                }
+                Errand::Seal(pass, reply) => seals.push((place, pass, reply)),
+                Errand::End(text, pass) => {
+                    self.end_on(&mut tx, text, pass).await?;
+                    done.push((place, Done::Written));
+                }
+            }
+        }
+        // Seals first: a copy that arrives with one is told the reply.
+        for seals in seals.chunks(AT_ONCE) {
+            done.extend(self.seal_all(&mut tx, seals).await?);
+        }
+        if !admissions.is_empty() {
+            done.extend(self.admit_all(&mut tx, &admissions).await?);
         }
         self.commit(tx).await?;
-        Ok(done)
+        done.sort_unstable_by_key(|(place, _)| *place);
+        Ok(done.into_iter().map(|(_, done)| done).collect())
     }
 
-    async fn write_one(&self, tx: &mut SqliteConnection, errand: &Errand) -> Result<Done> {
-        match errand {
-            Errand::Admit(request, now) => self.admit_in(tx, request, *now).await.map(Done::Admitted),
-            Errand::Seal(pass, reply) => match self.seal_in(tx, pass, reply).await {
-                Err(error) if error.kind() == Kind::Fenced => Ok(Done::Fenced),
-                sealed => sealed.map(|()| Done::Written),
-            },
-            Errand::End(text, pass) => self.end_on(tx, text, pass).await.map(|()| Done::Written),
+    async fn seal_all(
+        &self,
+        tx: &mut SqliteConnection,
+        seals: &[(usize, &Pass, &Reply)],
+    ) -> Result<Vec<(usize, Done)>> {
+        let (mut keys, mut replies, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        // SQL counts from one.
+        let mut put = |bytes: &[u8]| {
+            let place = replies.len() + 1;
+            replies.extend_from_slice(bytes);
+            (place, bytes.len())
+        };
+        for (_, pass, reply) in seals {
+            keys.extend_from_slice(&pass.key.scope);
+            keys.extend_from_slice(&pass.key.key);
+            let (head, head_size) = put(&reply.head());
+            let body = reply.body.as_deref().map(&mut put);
+            places.push(match body {
+                Some((body, size)) => format!("[{},{head},{head_size},{body},{size}]", pass.token),
+                None => format!("[{},{head},{head_size},null,null]", pass.token),
+            });
         }
+        let sealed: Vec<(Vec<u8>, i64)> = sqlx::query_as(self.sql(include_str!("sql/receipt_seal_all.sql")))
+            .bind(keys)
+            .bind(replies)
+            .bind(format!("[{}]", places.join(",")))
+            .fetch_all(tx)
+            .await
+            .map_err(failed("cannot seal receipts"))?;
+        let sealed: HashSet<(&[u8], i64)> =
+            sealed.iter().map(|(key, token)| (key.as_slice(), *token)).collect();
+        let end = |pass: &Pass| match sealed.contains(&(pass.key.key.as_slice(), pass.token)) {
+            true => Done::Written,
+            false => Done::Fenced,
+        };
+        Ok(seals.iter().map(|(place, pass, _)| (*place, end(pass))).collect())
+    }
+}
+
+fn was_sealed(sealed: Result<()>) -> Result<Done> {
+    match sealed {
+        Err(error) if error.kind() == Kind::Fenced => Ok(Done::Fenced),
+        sealed => sealed.map(|()| Done::Written),
     }
 }

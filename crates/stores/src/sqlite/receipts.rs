@@ -1,5 +1,7 @@
 //! The gate's receipts. A replay reads; what is written shares commits, by `clerk.rs`.
 
+use std::collections::HashMap;
+use std::pin::pin;
 use std::time::Duration;
 
 use oncebox_core::gate::receipt::{Receipt, Ruling, Standing, judge};
@@ -10,10 +12,12 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{FromRow, Row as _, SqliteExecutor};
 
 use super::SqliteStore;
-use super::clerk::{Done, Errand};
+use super::clerk::{Done, Errand, WITHDRAW};
 use super::error::failed;
 
 const ADMIT: &str = "cannot admit a request";
+/// How long a request waits for a place in a commit before it looks whether there is a reply already.
+const GLANCE: Duration = Duration::from_millis(5);
 
 /// What is under a key, and what time it is.
 struct Found {
@@ -62,8 +66,27 @@ impl Found {
         })
     }
 
+    /// What is under a key after this admission.
+    fn admitted(request: &AdmitRequest, now: Timestamp) -> Self {
+        Self {
+            now: now.micros(),
+            fingerprint: Some(request.fingerprint.as_bytes().to_vec()),
+            state: Some("in_flight".to_owned()),
+            token: Some(request.token),
+            lease_until: Some(now.plus(request.lease).micros()),
+            expires_at: Some(now.plus(request.ttl).micros()),
+            head: None,
+            body: None,
+        }
+    }
+
     fn told(self, request: &AdmitRequest) -> Result<Admission> {
-        let (receipt, now) = (self.receipt(), self.now());
+        let now = self.now();
+        self.told_at(request, now)
+    }
+
+    fn told_at(self, request: &AdmitRequest, now: Timestamp) -> Result<Admission> {
+        let receipt = self.receipt();
         Ok(match judge(receipt.as_ref(), request, now) {
             Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
             Ruling::Replay => Admission::Replay {
@@ -93,6 +116,86 @@ impl SqliteStore {
             .map_err(failed("cannot read a receipt"))
     }
 
+    /// What a request that waits to be written can be told already.
+    async fn told_meanwhile(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Option<Admission> {
+        let found = self.find(self.pool(), request, now).await.ok()?;
+        // Its own admission is for whoever wrote it to tell.
+        if request.sliding || found.token == Some(request.token) {
+            return None;
+        }
+        found.told(request).ok().filter(|told| !matches!(told, Admission::Proceed(_)))
+    }
+
+    /// Admits all of these, as if one came after the other.
+    pub(super) async fn admit_all(
+        &self,
+        tx: &mut SqliteConnection,
+        asked: &[(usize, &AdmitRequest, Option<Timestamp>)],
+    ) -> Result<Vec<(usize, Done)>> {
+        let keys = asked.iter().flat_map(|(_, request, _)| [request.key.scope, request.key.key]);
+        let places: Vec<String> = (0..asked.len()).map(|place| place.to_string()).collect();
+        let found: Vec<Found> = sqlx::query_as(self.sql(include_str!("sql/receipt_find_all.sql")))
+            .bind(keys.flatten().collect::<Vec<u8>>())
+            .bind(format!("[{}]", places.join(",")))
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(failed("cannot read receipts"))?;
+        let (mut done, mut admitted) = (Vec::with_capacity(asked.len()), HashMap::new());
+        for ((place, request, now), found) in asked.iter().zip(found) {
+            let now = now.unwrap_or_else(|| found.now());
+            // What an earlier one of these has written is not in the table yet.
+            let admission = match admitted.get(&request.key) {
+                Some((before, at)) => Found::admitted(before, *at).told_at(request, now)?,
+                None => found.told_at(request, now)?,
+            };
+            if matches!(admission, Admission::Proceed(_)) {
+                admitted.insert(request.key, (**request, now));
+            } else if request.sliding && admission != Admission::Mismatch {
+                self.slide(&mut *tx, request, now).await?;
+            }
+            done.push((*place, Done::Admitted(admission)));
+        }
+        self.write_admitted(tx, admitted.into_values()).await?;
+        Ok(done)
+    }
+
+    async fn write_admitted(
+        &self,
+        tx: &mut SqliteConnection,
+        admitted: impl Iterator<Item = (AdmitRequest, Timestamp)>,
+    ) -> Result<()> {
+        let (mut bytes, mut numbers) = (Vec::new(), Vec::new());
+        for (request, now) in admitted {
+            bytes.extend_from_slice(&request.key.scope);
+            bytes.extend_from_slice(&request.key.key);
+            bytes.extend_from_slice(request.fingerprint.as_bytes());
+            let ends = [now.plus(request.lease), now, now.plus(request.ttl)].map(Timestamp::micros);
+            let [until, now, expires] = ends;
+            numbers.push(format!("[{},{until},{now},{expires}]", request.token));
+        }
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        sqlx::query(self.sql(include_str!("sql/receipt_admit_all.sql")))
+            .bind(bytes)
+            .bind(format!("[{}]", numbers.join(",")))
+            .execute(tx)
+            .await
+            .map_err(failed(ADMIT))?;
+        Ok(())
+    }
+
+    async fn slide(&self, tx: &mut SqliteConnection, request: &AdmitRequest, now: Timestamp) -> Result<()> {
+        sqlx::query(self.sql(include_str!("sql/receipt_slide.sql")))
+            .bind(request.key.scope.as_slice())
+            .bind(request.key.key.as_slice())
+            .bind(now.plus(request.ttl).micros())
+            .execute(tx)
+            .await
+            .map_err(failed("cannot keep a receipt for longer"))?;
+        Ok(())
+    }
+
     pub(super) async fn end_on(
         &self,
         tx: &mut SqliteConnection,
@@ -116,13 +219,19 @@ fn fenced() -> Error {
 
 impl Receipts for SqliteStore {
     async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
-        // A replay only reads, and readers do not queue for the write lock.
-        if !request.sliding
-            && let Some(admission) = self.peek(request, now).await?
+        let mut written = pin!(self.run(Errand::Admit(*request, now)));
+        let done = tokio::time::timeout(GLANCE, written.as_mut()).await.ok();
+        // Somebody has the write lock for long. A replay only reads, and readers do not queue for it.
+        if done.as_ref().is_none_or(|done| done.as_ref().is_err_and(|error| error.kind() == Kind::Busy))
+            && let Some(told) = self.told_meanwhile(request, now).await
         {
-            return Ok(admission);
+            return Ok(told);
         }
-        match self.run(Errand::Admit(*request, now)).await? {
+        let done = match done {
+            Some(done) => done,
+            None => written.await,
+        };
+        match done? {
             Done::Admitted(admission) => Ok(admission),
             Done::Written | Done::Fenced => Err(Error::new(Kind::Invalid, "an admission without an answer")),
         }
@@ -153,15 +262,7 @@ impl Receipts for SqliteStore {
             }
             Admission::Mismatch => {}
             _ if !request.sliding => {}
-            _ => {
-                sqlx::query(self.sql(include_str!("sql/receipt_slide.sql")))
-                    .bind(request.key.scope.as_slice())
-                    .bind(request.key.key.as_slice())
-                    .bind(now.plus(request.ttl).micros())
-                    .execute(tx)
-                    .await
-                    .map_err(failed("cannot keep a receipt for longer"))?;
-            }
+            _ => self.slide(tx, request, now).await?,
         }
         Ok(admission)
     }
@@ -211,7 +312,7 @@ impl Receipts for SqliteStore {
     }
 
     async fn withdraw(&self, pass: &Pass) -> Result<()> {
-        self.run(Errand::End(include_str!("sql/receipt_withdraw.sql"), *pass)).await.map(drop)
+        self.run(Errand::End(WITHDRAW, *pass)).await.map(drop)
     }
 
     async fn doubt(&self, pass: &Pass) -> Result<()> {

@@ -64,13 +64,20 @@ pub(super) async fn drop_schema(store: &PostgresStore, schema: &str) {
     run(store.pool(), &format!("DROP SCHEMA IF EXISTS \"{schema}\" CASCADE")).await;
 }
 
-/// Runs statements as they stand.
+/// Runs statements as they stand, on whichever connection is free.
 pub(super) async fn run<DB: sqlx::Database>(pool: &sqlx::Pool<DB>, sql: &str)
 where
     for<'c> &'c mut DB::Connection: sqlx::Executor<'c, Database = DB>,
 {
-    let mut connection = pool.acquire().await.unwrap();
-    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut *connection).await.unwrap();
+    run_on(&mut *pool.acquire().await.unwrap(), sql).await;
+}
+
+/// Runs statements as they stand, on this connection.
+pub(super) async fn run_on<C>(connection: &mut C, sql: &str)
+where
+    for<'c> &'c mut C: sqlx::Executor<'c>,
+{
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await.unwrap();
 }
 
 #[derive(Debug, Serialize, Deserialize)]

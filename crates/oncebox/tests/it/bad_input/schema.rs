@@ -4,7 +4,7 @@ use oncebox::inspect::Inspect;
 use oncebox::{Dedup, Identifier, Inbox, Kind, Mailbox, Outcome, Relay, Result};
 use oncebox_stores::{postgres, sqlite};
 
-use super::ground::{self, Caught, Reader, assert_works, drain, drop_schema, note, put, run};
+use super::ground::{self, Caught, Reader, assert_works, drain, drop_schema, note, put, run, run_on};
 
 fn assert_config(found: Result<()>, texts: &[&str]) {
     let error = found.unwrap_err();
@@ -115,16 +115,19 @@ async fn a_newer_or_older_postgres_schema_is_refused_and_left_alone() {
 async fn tables_changed_by_hand_are_refused_by_the_line_that_differs() {
     let (lite, _folder) = ground::sqlite().await;
     sqlite::migrate::up(&lite).await.unwrap();
-    run(lite.pool(), "DROP INDEX oncebox_marker_age").await;
+    // One connection for both: another one of the pool may still remember the index, and SQLite does not
+    // look again before it says that it exists.
+    let mut hand = lite.pool().acquire().await.unwrap();
+    run_on(&mut *hand, "DROP INDEX oncebox_marker_age").await;
     assert_config(lite.verify().await, &["changed by hand", "oncebox_marker_age"]);
-    run(lite.pool(), "CREATE INDEX oncebox_marker_age ON oncebox_marker (handler, processed_at)").await;
+    run_on(&mut *hand, "CREATE INDEX oncebox_marker_age ON oncebox_marker (handler, processed_at)").await;
     lite.verify().await.unwrap();
 
     let Some((store, schema)) = ground::postgres("tables_changed_by_hand_are_refused").await else { return };
     postgres::migrate::up(&store).await.unwrap();
     run(store.pool(), &format!("ALTER TABLE {schema}.marker DROP CONSTRAINT marker_identity")).await;
     assert_config(store.verify().await, &["changed by hand", "marker_identity"]);
-    let mend = "ADD CONSTRAINT marker_identity PRIMARY KEY (tenant, handler, source, id)";
+    let mend = "ADD CONSTRAINT marker_identity PRIMARY KEY (id, source, handler, tenant)";
     run(store.pool(), &format!("ALTER TABLE {schema}.marker {mend}")).await;
     store.verify().await.unwrap();
     drop_schema(&store, &schema).await;

@@ -18,6 +18,8 @@ fn fresh_folder() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("oncebox-conformance-{}-{number}", std::process::id()));
+    // Left by a process of this number that was killed.
+    std::fs::remove_dir_all(&folder).ok();
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }

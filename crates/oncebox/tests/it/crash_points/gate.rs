@@ -202,9 +202,10 @@ pub(super) async fn h1_a_claim_dies_with_its_process<F: Ground<Store: Receipts>>
     let fresh = shop.claiming(gate(&stage, Probe::default(), OnDoubt::Retry));
 
     send(&dying, "k").await;
-    let at_once = send(&fresh, "k").await;
+    // A server needs a moment to see that somebody is gone; until then the key is theirs.
+    let soon = insist(&fresh, "k").await;
 
-    assert!(at_once.is(1), "{at_once:?}");
+    assert!(soon.is(1), "{soon:?}");
     one_effect(&stage, "k").await;
 }
 

@@ -11,6 +11,7 @@ use oncebox::{Depot, LetterFilter, Letters};
 use oncebox_conformance::dice::Dice;
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::Posted;
+use oncebox_conformance::size::sized;
 use oncebox_conformance::{Entry, Findings};
 
 use super::bodies::HANDLER;
@@ -22,9 +23,12 @@ use crate::conformance::sqlite::SqliteFixture;
 use crate::crash_points::ground::Ground;
 
 const WORKERS: usize = 2;
-const KILLS: usize = 12;
 /// Messages per kill.
 const SHARE: i64 = 40;
+fn kills() -> i64 {
+    sized(12, 250)
+}
+
 /// Nobody works although there is work.
 const IDLE: Duration = Duration::from_secs(20);
 
@@ -51,7 +55,7 @@ where
     let start = || shop.start(orders(role), &Surroundings::Ordinary);
     let mut children: Vec<Killed> = (0..WORKERS).map(|_| start()).collect();
     let mut expected: Vec<Entry> = Vec::new();
-    for round in 0..i64::try_from(KILLS).unwrap() {
+    for round in 0..kills() {
         let numbers = round * SHARE..(round + 1) * SHARE;
         let messages: Vec<Posted> = numbers.map(|n| Posted::on(&format!("account-{}", n % 7), n)).collect();
         let stored = Instant::now();
@@ -73,7 +77,7 @@ where
     }
     let findings = settled(&**fixture, &expected, role.rest()).await;
     let reruns = shop.diary().len() - expected.len().min(shop.diary().len());
-    println!("D kill {}: {KILLS} kills, {reruns} bodies in vain, {findings}", F::GUARANTEES.name);
+    println!("D kill {}: {} kills, {reruns} bodies in vain, {findings}", F::GUARANTEES.name, kills());
     findings
 }
 

@@ -148,7 +148,22 @@ fn claiming<S: Receipts<Tx = PgConnection>>(store: S, fixture: &Arc<PostgresFixt
     Router::new().route("/", post(claimed::<S>)).with_state(Arc::clone(fixture)).layer(gate)
 }
 
-async fn claims<S>(store: S, fixture: &Arc<PostgresFixture>, proxy: &Proxy, cuts: i64) -> Report
+/// The COMMIT that a claim is sealed along with, or the answer to it, in turns.
+fn sealing_cut(number: i64) -> Cut {
+    match cut(number) {
+        Cut { sender: Sender::Client, .. } => {
+            Cut { sender: Sender::Client, pattern: b"; COMMIT; BEGIN\0".to_vec() }
+        }
+        reply => reply,
+    }
+}
+
+async fn claims<S>(
+    store: S,
+    fixture: &Arc<PostgresFixture>,
+    proxy: &Proxy,
+    (cuts, cut): (i64, fn(i64) -> Cut),
+) -> Report
 where
     S: Receipts<Tx = PgConnection> + Dedup,
 {
@@ -160,7 +175,7 @@ fn a_commit_cut_under_a_claimed_request_is_resolved_and_nothing_is_done_twice() 
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let (proxy, store) = behind_a_proxy(&fixture).await;
 
-        let report = claims(store, &fixture, &proxy, 2 * CUTS).await;
+        let report = claims(store, &fixture, &proxy, (2 * CUTS, sealing_cut)).await;
 
         println!("F06 gate, claimed: {} cuts, {report:?}", proxy.cuts());
         assert_eq!(proxy.cuts(), usize::try_from(2 * CUTS).unwrap(), "every order to cut was met");
@@ -230,7 +245,7 @@ fn sabotaged_a_gate_that_guesses_commits_says_that_nothing_was_done() {
         let (proxy, store) = behind_a_proxy(&fixture).await;
 
         let sabotaged = Sabotaged::new(store, Mode::GuessCommits);
-        let report = claims(sabotaged, &fixture, &proxy, 2 * SABOTAGED_CUTS).await;
+        let report = claims(sabotaged, &fixture, &proxy, (2 * SABOTAGED_CUTS, cut)).await;
 
         let doubled = usize::try_from(SABOTAGED_CUTS).unwrap();
         assert_eq!(report.findings.doubled.len(), doubled, "each lost answer: {report:?}");

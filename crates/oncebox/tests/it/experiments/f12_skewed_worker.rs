@@ -10,6 +10,7 @@ use std::time::Duration;
 use oncebox::inspect::Inspect as _;
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::Posted;
+use oncebox_conformance::size::sized;
 use oncebox_conformance::{Findings, StoreFixture};
 
 use super::bodies::HANDLER;
@@ -18,11 +19,21 @@ use super::children::Killed;
 use super::workshop::{Orders, Role, Surroundings, Workshop, deposit, inbox, libfaketime, settled};
 use crate::conformance::postgres::PostgresFixture;
 
-const MESSAGES: i64 = 16;
-/// How often the clock jumps: each side of a jump meets a renewal.
-const JUMP: Duration = Duration::from_millis(2_500);
+fn messages() -> i64 {
+    sized(16, 20_000)
+}
 
-const fn orders(role: Role) -> Orders {
+/// Messages that a worker has under way.
+fn seats() -> usize {
+    sized(4, 64)
+}
+
+/// How often the clock jumps: each side of a jump meets a renewal.
+fn jump() -> Duration {
+    sized(Duration::from_millis(2_500), Duration::from_secs(5))
+}
+
+fn orders(role: Role) -> Orders {
     Orders {
         role,
         // Longer than a process may be stalled between two renewals.
@@ -32,7 +43,7 @@ const fn orders(role: Role) -> Orders {
         timeout: Duration::from_secs(30),
         attempts: None,
         // What is held is run, so that whoever takes it runs it once more.
-        seats: (4, 0),
+        seats: (seats(), 0),
     }
 }
 
@@ -57,7 +68,7 @@ impl Skew {
 
     async fn jump(file: std::path::PathBuf) {
         for offset in ["-1h", "+1h"].iter().cycle() {
-            tokio::time::sleep(JUMP).await;
+            tokio::time::sleep(jump()).await;
             std::fs::write(&file, offset).unwrap();
         }
     }
@@ -79,9 +90,9 @@ async fn run(fixture: &Arc<PostgresFixture>, role: Role) -> Option<Report> {
     let (shop, inbox, skew) = (Workshop::open(&**fixture), inbox(fixture), Skew::new());
     let start = |around: &Surroundings| shop.start(orders(role), around);
     let mut children: Vec<Killed> = (0..2).map(|_| start(&Surroundings::Ordinary)).collect();
-    let messages: Vec<Posted> = (0..MESSAGES).map(|n| Posted::on(&format!("account-{n}"), n)).collect();
+    let messages: Vec<Posted> = (0..messages()).map(|n| Posted::on(&format!("account-{n}"), n)).collect();
     // When the third comes, the others have all hands full.
-    let (first, others) = messages.split_at(8);
+    let (first, others) = messages.split_at(2 * seats());
     deposit(&inbox, first).await;
     while shop.diary().len() < first.len() {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -89,8 +100,8 @@ async fn run(fixture: &Arc<PostgresFixture>, role: Role) -> Option<Report> {
     children.push(start(&Surroundings::Skewed(skew.0.clone())));
     let jumping = tokio::spawn(Skew::jump(skew.0.clone()));
     // Little by little, so that somebody has always nothing to do and looks around.
-    for some in others.chunks(3) {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+    for some in others.chunks(sized(3, 12)) {
+        tokio::time::sleep(sized(Duration::from_millis(500), orders(role).pause / seats() as u32)).await;
         deposit(&inbox, some).await;
     }
     let expected: Vec<_> = messages.iter().map(|message| operation(HANDLER, message)).collect();
@@ -98,7 +109,7 @@ async fn run(fixture: &Arc<PostgresFixture>, role: Role) -> Option<Report> {
     let rest = role.rest().max(orders(role).pause * 2);
     let findings = settled(&**fixture, &expected, rest).await;
     // Both sides of a jump have a chance to purge what is done.
-    tokio::time::sleep(JUMP * 2).await;
+    tokio::time::sleep(jump() * 2).await;
     jumping.abort();
     drop(children);
     let purges = shop.diary().iter().filter(|line| line.starts_with("purged")).count();
@@ -114,7 +125,7 @@ fn a_worker_with_a_wrong_clock_takes_and_purges_nothing_early() {
         let Some(report) = run(&fixture, Role::Sweeper).await else { return };
 
         report.findings.assert_clean();
-        assert_eq!((report.takeovers, report.purges, report.markers), (0, 0, MESSAGES));
+        assert_eq!((report.takeovers, report.purges, report.markers), (0, 0, messages()));
     });
 }
 

@@ -13,13 +13,14 @@ use oncebox::{DeadLetter, Depot, LetterFilter, Letters, Message as _};
 use oncebox_conformance::dice::Dice;
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::Posted;
+use oncebox_conformance::size::sized;
 use oncebox_conformance::{Findings, Ledger};
 
 use super::bodies::HANDLER;
 use super::booking::operation;
 use super::children::Killed;
 use super::kills::unordered;
-use super::workshop::{Orders, Role, Surroundings, Workshop, deposit, inbox};
+use super::workshop::{Orders, Role, Surroundings, Workshop, deposit, inbox, run_of};
 use crate::conformance::postgres::PostgresFixture;
 use crate::conformance::sqlite::SqliteFixture;
 use crate::crash_points::ground::Ground;
@@ -34,13 +35,32 @@ const POISONS: [(&str, bool); 6] = [
     ("overflow", false),
     ("huge", false),
 ];
-const HEALTHY: i64 = 94;
+/// How many there are of each.
+fn of_each() -> usize {
+    sized(1, 33)
+}
+
+fn poisons() -> usize {
+    POISONS.len() * of_each()
+}
+
+fn healthy() -> i64 {
+    sized(94, 19_800)
+}
+
 /// A process that gets nowhere for this long while it runs what never ends hangs.
 const HANGS: Duration = Duration::from_secs(3);
 /// Another one may only be slow.
 const SLOW: Duration = Duration::from_secs(15);
 /// All poison is buried by then.
-const LIMIT: Duration = Duration::from_secs(180);
+fn limit() -> Duration {
+    sized(Duration::from_secs(180), Duration::from_secs(3_000))
+}
+
+/// How often somebody looks after it.
+fn look() -> Duration {
+    sized(Duration::from_millis(50), Duration::from_millis(250))
+}
 
 const fn orders(role: Role, seats: usize) -> Orders {
     Orders {
@@ -94,9 +114,9 @@ impl<'w> Tended<'w> {
 /// The poison, spread among healthy messages.
 fn messages() -> Vec<Posted> {
     let mut dice = Dice::new(Dice::seed("F22"));
-    let healthy = (0..HEALTHY).map(|n| format!("well-{}", n % 7));
+    let healthy = (0..healthy()).map(|n| format!("well-{}", n % 7));
     let mut accounts: Vec<String> = healthy.collect();
-    for (poison, _) in POISONS {
+    for (poison, _) in POISONS.into_iter().cycle().take(poisons()) {
         accounts.insert(dice.below(accounts.len()), poison.to_owned());
     }
     accounts.iter().zip(0..).map(|(account, number)| Posted::on(account, number)).collect()
@@ -110,7 +130,7 @@ async fn letters<F: Ground>(fixture: &F) -> Vec<DeadLetter>
 where
     F::Store: Letters,
 {
-    fixture.store().letters(&LetterFilter::default(), 200).await.unwrap_or_default()
+    fixture.store().letters(&LetterFilter::default(), 2 * poisons()).await.unwrap_or_default()
 }
 
 /// What became of everything, when all that can happen has.
@@ -126,17 +146,18 @@ where
     deposit(&inbox(fixture), messages).await;
     let healthy = messages.iter().filter(|message| poison_of(message).is_none());
     let expected: Vec<_> = healthy.map(|message| operation(HANDLER, message)).collect();
-    let endless = messages.iter().find(|message| message.account.as_deref() == Some("loop"));
+    let endless = messages.iter().filter(|message| message.account.as_deref() == Some("loop"));
+    let endless = endless.map(run_of).collect();
     let (mut tended, start) = (Tended::start(shop, orders), Instant::now());
     loop {
         let (effects, dead) = (fixture.effects().await.len(), letters(&**fixture).await.len());
-        if effects >= expected.len() && dead >= POISONS.len() {
+        if effects >= expected.len() && dead >= poisons() {
             break;
         }
-        assert!(start.elapsed() < LIMIT, "{effects} effects, {dead} letters, {:?}", shop.diary());
-        let loops = endless.map_or(0, |message| shop.runs_of(message));
+        assert!(start.elapsed() < limit(), "{effects} effects, {dead} letters, {:?}", shop.diary());
+        let loops = shop.runs_among(&endless);
         tended.tend(effects + dead + shop.diary().len(), loops);
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(look()).await;
     }
     // Whatever is not over yet would show now.
     tokio::time::sleep(orders.lease * 2).await;
@@ -157,7 +178,7 @@ where
 
     findings.assert_clean();
     let letters = letters(&*fixture).await;
-    assert_eq!(letters.len(), POISONS.len(), "no healthy message is buried");
+    assert_eq!(letters.len(), poisons(), "no healthy message is buried");
     for letter in letters {
         let message = Posted::decode(&letter.envelope.payload).unwrap();
         let (poison, survived) = poison_of(&message).expect("only poison is buried");
@@ -178,7 +199,7 @@ where
     let (shop, killer) = (Workshop::open(&*fixture), Posted::on("abort", 1));
     deposit(&inbox(&fixture), std::slice::from_ref(&killer)).await;
     let (mut tended, start) = (Tended::start(&shop, orders(Role::CountsLate, 1)), Instant::now());
-    while start.elapsed() < LIMIT / 2 && shop.runs_of(&killer) <= 2 * ATTEMPTS as usize {
+    while start.elapsed() < limit() / 2 && shop.runs_of(&killer) <= 2 * ATTEMPTS as usize {
         tended.tend(shop.diary().len(), 0);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

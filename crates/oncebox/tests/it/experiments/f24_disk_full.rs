@@ -5,7 +5,7 @@
 //! Sabotage: a handler that takes a full disk for a failure of its own.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncebox::verdict::RetryPolicy;
 use oncebox::{
@@ -14,6 +14,7 @@ use oncebox::{
 };
 use oncebox_conformance::dice::Dice;
 use oncebox_conformance::sample::{DESTINATION, Posted};
+use oncebox_conformance::size::sized;
 use oncebox_conformance::{Findings, StoreFixture as _};
 use oncebox_stores::sqlite::{SqliteStore, migrate};
 use sqlx::SqliteConnection;
@@ -25,7 +26,19 @@ use super::workshop::{rest, settled};
 use crate::bad_input::place::SmallDisk;
 use crate::conformance::sqlite::SqliteFixture;
 
-const OUTAGES: usize = 8;
+fn times() -> i64 {
+    sized(8, 20)
+}
+
+/// How long the disk is full.
+fn full_for() -> Duration {
+    sized(Duration::from_millis(400), Duration::from_secs(30))
+}
+
+/// From room on the disk to the last message stored; in every run of the tests others use the machine, too.
+fn recovery() -> Duration {
+    sized(Duration::from_secs(30), Duration::from_secs(10))
+}
 /// Messages per outage.
 const SHARE: i64 = 12;
 /// More than the whole disk.
@@ -76,17 +89,21 @@ struct Report {
     in_vain: usize,
     letters: usize,
     highest_attempt: u32,
+    /// The longest recovery.
+    slowest: Duration,
 }
 
 /// Delivers until the message is stored; tells how often it was refused.
 async fn store_one(inbox: &Inbox<SqliteStore>, message: &Posted) -> usize {
     let envelope = arriving(&message.sequence.to_string(), message);
-    for refused in 0..2_000 {
+    let (started, mut refused) = (Instant::now(), 0);
+    while started.elapsed() < full_for() + Duration::from_secs(60) {
         match inbox.deliver(envelope.clone(), 1).await {
             Verdict::Done => return refused,
             Verdict::Retry { spent: false, after } => tokio::time::sleep(after).await,
             other => panic!("a full disk is nobody's fault: {other:?}"),
         }
+        refused += 1;
     }
     panic!("{} was never stored", envelope.id);
 }
@@ -109,7 +126,8 @@ async fn run(disk: &SmallDisk, is_sabotaged: bool) -> Report {
     let stop = CancellationToken::new();
     let working = tokio::spawn(Worker::new(&inbox, options).unwrap().run(stop.clone()));
     let (mut dice, mut refused, mut expected) = (Dice::new(Dice::seed("F24")), 0, Vec::new());
-    for outage in 0..i64::try_from(OUTAGES).unwrap() {
+    let mut slowest = Duration::ZERO;
+    for outage in 0..times() {
         let messages: Vec<Posted> =
             (outage * SHARE..(outage + 1) * SHARE).map(|n| Posted::on(&format!("account-{n}"), n)).collect();
         expected.extend(messages.iter().map(|message| effect(&message.sequence.to_string(), message)));
@@ -133,9 +151,11 @@ async fn run(disk: &SmallDisk, is_sabotaged: bool) -> Report {
         tokio::time::sleep(Duration::from_millis(dice.below(40) as u64)).await;
         std::fs::write(disk.file("ballast"), vec![0; TOO_MUCH]).unwrap_err();
         full.send_replace(outage + 1);
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        tokio::time::sleep(full_for()).await;
         std::fs::remove_file(disk.file("ballast")).unwrap();
+        let healed = Instant::now();
         refused += storing.await.unwrap();
+        slowest = slowest.max(healed.elapsed());
         // Room for the next ones, as somebody would make it.
         sqlx::raw_sql("DELETE FROM filling").execute(store.pool()).await.ok();
     }
@@ -143,10 +163,14 @@ async fn run(disk: &SmallDisk, is_sabotaged: bool) -> Report {
     stop.cancel();
     assert!(working.await.unwrap());
     let letters = store.letters(&LetterFilter::default(), 1000).await.unwrap().len();
-    println!("F24: {refused} deposits refused, {} bodies, {letters} letters, {findings}", bodies.total());
+    println!(
+        "F24: full {} times, stored again within {slowest:?}, {refused} deposits refused, {} bodies, {letters} letters, {findings}",
+        times(),
+        bodies.total()
+    );
     store.pool().close().await;
     let in_vain = refused + bodies.total().saturating_sub(expected.len());
-    Report { findings, in_vain, letters, highest_attempt: bodies.highest_attempt() }
+    Report { findings, in_vain, letters, highest_attempt: bodies.highest_attempt(), slowest }
 }
 
 /// On a disk of its own, if there can be one.
@@ -163,6 +187,7 @@ fn a_full_disk_costs_stored_messages_nothing() {
     report.findings.assert_clean();
     assert_eq!((report.letters, report.highest_attempt), (0, 1), "no attempt is spent");
     assert!(report.in_vain > 0, "the disk was full");
+    assert!(report.slowest <= recovery(), "{:?}", report.slowest);
 }
 
 #[test]

@@ -4,10 +4,12 @@
 //! A child is this test binary, told by its environment what to do. Every run
 //! of a body is written to a diary first, which outlives whatever the body does.
 
+use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::str::FromStr as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
@@ -16,7 +18,8 @@ use futures_util::future::join_all;
 use oncebox::depot::{Finish, TakeRequest, Taken, Want};
 use oncebox::inbox::{InboxBuilder, InboxOptions};
 use oncebox::store::Purge;
-use oncebox::stores::{postgres::PostgresStore, sqlite::SqliteStore};
+use oncebox::stores::postgres::{PostgresStore, pool_options};
+use oncebox::stores::sqlite::SqliteStore;
 use oncebox::verdict::RetryPolicy;
 use oncebox::{
     Clock, Context, Depot, Handler, HandlerError, HandlerKey, Identifier, Inbox, Message as _, Result,
@@ -24,6 +27,7 @@ use oncebox::{
 };
 use oncebox_conformance::sample::{DESTINATION, Posted};
 use oncebox_conformance::{Entry, Findings, Ledger, StoreFixture};
+use sqlx::postgres::PgConnectOptions;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -45,7 +49,7 @@ const REST: Duration = Duration::from_secs(30);
 /// The same where a loss is what is looked for.
 const SABOTAGED_REST: Duration = Duration::from_secs(6);
 /// What a process may not purge, whatever its own clock says.
-const KEPT: Duration = Duration::from_secs(600);
+const KEPT: Duration = Duration::from_secs(1_800);
 /// The memory of a bounded child, in KiB.
 const MEMORY: u32 = 6 << 20;
 
@@ -153,8 +157,12 @@ impl Workshop {
 
     /// How often the body ran for a message.
     pub(super) fn runs_of(&self, message: &Posted) -> usize {
-        let line = run_of(message);
-        self.diary().iter().filter(|written| **written == line).count()
+        self.runs_among(&HashSet::from([run_of(message)]))
+    }
+
+    /// How often it ran for these, as the diary calls them.
+    pub(super) fn runs_among(&self, runs: &HashSet<String>) -> usize {
+        self.diary().iter().filter(|written| runs.contains(*written)).count()
     }
 }
 
@@ -171,7 +179,7 @@ pub(super) fn libfaketime() -> Option<PathBuf> {
     paths.into_iter().find(|path| path.exists())
 }
 
-fn run_of(message: &Posted) -> String {
+pub(super) fn run_of(message: &Posted) -> String {
     format!("run {}", message.sequence)
 }
 
@@ -296,7 +304,11 @@ async fn enter(orders: Orders, schema: String) {
     let (database, diary) = (std::env::var(DATABASE).unwrap(), PathBuf::from(std::env::var(DIARY).unwrap()));
     let identifier = Identifier::new(&schema).unwrap();
     if database.starts_with("postgres") {
-        let store = PostgresStore::connect(&database).await.unwrap().schema(identifier);
+        // A connection for each that is run, and some to look, to renew and to purge.
+        let most = u32::try_from(orders.seats.0).unwrap() + 6;
+        let options = PgConnectOptions::from_str(&database).unwrap();
+        let store =
+            PostgresStore::with_pool(pool_options().max_connections(most), options).schema(identifier);
         let pool = store.pool().clone();
         play(orders, PostgresFixture { store, pool, schema }, &diary).await;
     } else {

@@ -201,3 +201,40 @@ async fn a_refusal_that_would_be_the_same_again_is_replayed() {
     assert_eq!((second.code(), second.message()), (first.code(), first.message()));
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
+
+/// What only HTTP would understand is told as gRPC has it, by its client as well as on the wire.
+#[tokio::test]
+async fn what_the_gate_refuses_is_a_status_of_grpc() {
+    let (app, runs) = server(|run| Ok(format!("order {run}")));
+    let mut front = Front(app.clone());
+    let call = |key: Option<&str>, text: &str| {
+        let mut request = tonic::Request::new(text.to_owned());
+        if let Some(key) = key {
+            request.metadata_mut().insert("idempotency-key", key.parse().unwrap());
+        }
+        request
+    };
+    let ask = async |request| {
+        let mut client = tonic::client::Grpc::new(front.clone());
+        client.ready().await.unwrap();
+        client.unary(request, PathAndQuery::from_static(PLACE), Text).await
+    };
+    ask(call(Some("k"), "tea")).await.unwrap();
+
+    let reused = ask(call(Some("k"), "coffee")).await.unwrap_err();
+    let malformed = ask(call(Some(&"k".repeat(300)), "tea")).await.unwrap_err();
+
+    assert_eq!(reused.code(), Code::FailedPrecondition);
+    assert!(reused.message().starts_with("idempotency-key-reused: This key was used"), "{reused:?}");
+    assert_eq!(malformed.code(), Code::InvalidArgument);
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+
+    let request = Request::post(PLACE).header("content-type", "application/grpc");
+    let request = request.header("idempotency-key", "k").body(Body::from("other")).unwrap();
+    let response = front.0.call(request).await.unwrap();
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["grpc-status"]),
+        (200, &"9".parse().unwrap())
+    );
+    assert_eq!(response.headers()["content-type"], "application/grpc");
+}

@@ -28,7 +28,7 @@ async fn migrating_twice_applies_once() {
         let after = migrate::status(&store).await.unwrap();
 
         assert_eq!(before.first().unwrap().state, migrate::MigrationState::Pending);
-        assert_eq!(first.iter().map(|applied| applied.version).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+        assert_eq!(first.iter().map(|applied| applied.version).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
         assert!(second.is_empty());
         assert_eq!(after.first().unwrap().state, migrate::MigrationState::Applied);
         store.verify().await.unwrap();
@@ -47,7 +47,7 @@ async fn several_migrators_at_once_apply_each_migration_once() {
             applied += task.await.unwrap();
         }
 
-        assert_eq!(applied, 5);
+        assert_eq!(applied, 6);
     })
     .await;
 }
@@ -104,7 +104,7 @@ async fn verify_says_what_is_wrong_and_what_to_do() {
 
         execute(&store, &format!("INSERT INTO {schema}.migration VALUES (99, 'later', 'x')")).await;
         let newer = error().await.to_string();
-        assert_eq!(newer, "the database is at schema version 99, this build knows 5; upgrade oncebox");
+        assert_eq!(newer, "the database is at schema version 99, this build knows 6; upgrade oncebox");
         assert_eq!(kind(migrate::up(&store).await), Kind::Config);
         let unknown = migrate::status(&store).await.unwrap();
         assert_eq!(unknown.last().unwrap().state, migrate::MigrationState::Unknown);
@@ -170,7 +170,7 @@ async fn deliveries_of_an_older_version_go_on_where_they_were() {
 
         let applied = migrate::up(&store).await.unwrap();
 
-        assert_eq!(applied.iter().map(|applied| applied.version).collect::<Vec<_>>(), [5]);
+        assert_eq!(applied.iter().map(|applied| applied.version).collect::<Vec<_>>(), [5, 6]);
         store.verify().await.unwrap();
         let wants = [Want { handler: "h", limit: 10 }];
         let request = TakeRequest {

@@ -1,7 +1,8 @@
 //! Transactions that are dropped, refused or killed, and what errors mean.
 
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Request,
+    Admission, AdmitRequest, Claiming, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Reply,
+    Request,
 };
 
 use super::*;
@@ -245,23 +246,32 @@ async fn a_failed_connect_tells_where_but_not_the_password() {
     }
 }
 
+/// The same request, by this token.
+fn order(token: i64) -> AdmitRequest {
+    let print = Request { method: "POST", path: "/", query: None, content_type: None, body: b"" };
+    AdmitRequest {
+        key: ReceiptKey { scope: [1; 32], key: [2; 32] },
+        token,
+        fingerprint: Fingerprint::raw(&print),
+        lease: Duration::from_secs(60),
+        ttl: Duration::from_secs(600),
+        sliding: false,
+        on_doubt: OnDoubt::Retry,
+        on_mismatch: OnMismatch::Refuse,
+    }
+}
+
+fn created() -> Reply {
+    Reply { status: 201, body: Some(b"{}".to_vec()), ..Reply::default() }
+}
+
 #[tokio::test]
 async fn a_key_that_is_being_claimed_in_one_schema_is_free_in_another() {
     on_tables("a_key_that_is_being_claimed_in_one_schema_is_free_in_another", |store, _| async move {
         let name = random_schema();
         let neighbour = PostgresStore::new(store.pool().clone()).schema(Identifier::new(&name).unwrap());
         migrate::up(&neighbour).await.unwrap();
-        let print = Request { method: "POST", path: "/", query: None, content_type: None, body: b"" };
-        let admit = AdmitRequest {
-            key: ReceiptKey { scope: [1; 32], key: [2; 32] },
-            token: 1,
-            fingerprint: Fingerprint::raw(&print),
-            lease: Duration::from_secs(60),
-            ttl: Duration::from_secs(600),
-            sliding: false,
-            on_doubt: OnDoubt::Retry,
-            on_mismatch: OnMismatch::Refuse,
-        };
+        let admit = order(1);
 
         let mut tx = store.begin().await.unwrap();
         let claimed = store.admit_in(&mut tx, &admit, None).await.unwrap();
@@ -271,6 +281,106 @@ async fn a_key_that_is_being_claimed_in_one_schema_is_free_in_another() {
 
         assert!(matches!(claimed, Admission::Proceed(_)));
         assert!(matches!(elsewhere.unwrap(), Admission::Proceed(_)));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_copy_of_a_claimed_request_does_not_wait_for_it() {
+    on_tables("a_copy_of_a_claimed_request_does_not_wait_for_it", |store, _| async move {
+        let name = random_schema();
+        let neighbour = PostgresStore::new(store.pool().clone()).schema(Identifier::new(&name).unwrap());
+        migrate::up(&neighbour).await.unwrap();
+        let Claiming::Begun(tx) = store.begin_claim(&order(i64::MIN), None).await.unwrap() else { panic!() };
+
+        // A wait for the lock would end as an error, soon.
+        let impatient = store.clone().lock_wait(Duration::from_millis(1));
+        let outside = impatient.admit(&order(2), None).await.unwrap();
+        let inside = impatient.begin_claim(&order(3), None).await.unwrap();
+        let elsewhere = neighbour.begin_claim(&order(4), None).await.unwrap();
+        store.seal_claim(tx, &order(i64::MIN), &created(), None).await.unwrap();
+        let afterwards = store.begin_claim(&order(5), None).await.unwrap();
+
+        assert!(matches!(outside, Admission::InFlight { .. }), "{outside:?}");
+        assert!(matches!(inside, Claiming::Told(Admission::InFlight { .. })), "{inside:?}");
+        assert!(matches!(&elsewhere, Claiming::Begun(_)), "the key of another schema");
+        assert!(matches!(afterwards, Claiming::Told(Admission::Replay { .. })), "{afterwards:?}");
+        drop(elsewhere);
+        execute(&store, &format!("DROP SCHEMA {name} CASCADE")).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_claim_whose_key_is_anothers_commits_nothing() {
+    on_tables("a_claim_whose_key_is_anothers_commits_nothing", |store, schema| async move {
+        execute(&store, &format!("CREATE TABLE {schema}.booked (n int)")).await;
+        for body in [b"{}".to_vec(), vec![b'x'; 100_000]] {
+            let Claiming::Begun(mut tx) = store.begin_claim(&order(1), None).await.unwrap() else { panic!() };
+            tx.execute(AssertSqlSafe(format!("INSERT INTO {schema}.booked VALUES (1)"))).await.unwrap();
+            // Somebody who does not ask for the lock.
+            execute(
+                &store,
+                &format!(
+                    "INSERT INTO {schema}.receipt VALUES ('\\x{}', '\\x{}', '\\x00', 'in_flight', 7, now(), now(), now())",
+                    "01".repeat(32),
+                    "02".repeat(32)
+                ),
+            )
+            .await;
+
+            let sealed = store.seal_claim(tx, &order(1), &Reply { body: Some(body), ..created() }, None).await;
+
+            assert_eq!(sealed.unwrap_err().kind(), Kind::Fenced);
+            let left: (i64, i64) = sqlx::query_as(AssertSqlSafe(format!(
+                "SELECT (SELECT count(*) FROM {schema}.booked), (SELECT token FROM {schema}.receipt)"
+            )))
+            .fetch_one(store.pool())
+            .await
+            .unwrap();
+            assert_eq!(left, (0, 7));
+            execute(&store, &format!("DELETE FROM {schema}.receipt")).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_claim_that_was_doomed_or_ended_inside_is_not_sealed() {
+    on_tables("a_claim_that_was_doomed_or_ended_inside_is_not_sealed", |store, schema| async move {
+        let spoilers =
+            [("SELECT 1 / 0", Kind::Rejected), ("ROLLBACK", Kind::Fenced), ("ROLLBACK; BEGIN", Kind::Fenced)];
+        for (spoiled_by, kind) in spoilers {
+            let Claiming::Begun(mut tx) = store.begin_claim(&order(1), None).await.unwrap() else { panic!() };
+            tx.execute(sqlx::raw_sql(spoiled_by)).await.ok();
+
+            let sealed = store.seal_claim(tx, &order(1), &created(), None).await;
+
+            assert_eq!(sealed.unwrap_err().kind(), kind, "{spoiled_by}");
+        }
+        let count = format!("SELECT count(*) FROM {schema}.receipt");
+        let receipts: i64 = sqlx::query_scalar(AssertSqlSafe(count)).fetch_one(store.pool()).await.unwrap();
+        assert_eq!(receipts, 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_claim_is_sealed_byte_for_byte_whatever_a_backslash_means() {
+    on_tables("a_claim_is_sealed_byte_for_byte_whatever_a_backslash_means", |store, schema| async move {
+        let server = (*store.pool().connect_options()).clone();
+        let lax = server.options([("standard_conforming_strings", "off")]);
+        let pool = pool_options().connect_with(lax).await.unwrap();
+        let lax = PostgresStore::new(pool).schema(Identifier::new(&schema).unwrap());
+        let reply = Reply { body: Some(b"'\\x27 \\ \0".to_vec()), ..created() };
+        let Claiming::Begun(tx) = lax.begin_claim(&order(1), None).await.unwrap() else { panic!() };
+
+        lax.seal_claim(tx, &order(1), &reply, None).await.unwrap();
+
+        let told = store.begin_claim(&order(2), None).await.unwrap();
+        let Claiming::Told(Admission::Replay { reply: replayed, .. }) = told else { panic!("{told:?}") };
+        assert_eq!(replayed, reply);
+        lax.pool().close().await;
     })
     .await;
 }

@@ -1,5 +1,9 @@
 //! Transactions that are dropped, refused or ended by SQLite itself.
 
+use oncebox_core::gate::{
+    Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Request,
+};
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,4 +135,32 @@ async fn a_store_that_waits_briefly_leaves_the_patience_of_its_pool_alone() {
     other.ping().await.unwrap();
     put(&store, &[envelope("2", None)], None).await;
     assert_eq!(store.read(window(&ALL, 0, 10)).await.unwrap().rows.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admission_that_nobody_waits_for_is_withdrawn() {
+    let database = Database::new();
+    let store = database.store().await;
+    let print = Request { method: "POST", path: "/", query: None, content_type: None, body: b"" };
+    let order = |token| AdmitRequest {
+        key: ReceiptKey { scope: [1; 32], key: [2; 32] },
+        token,
+        fingerprint: Fingerprint::raw(&print),
+        lease: Duration::from_secs(3600),
+        ttl: Duration::from_secs(3600),
+        sliding: false,
+        on_doubt: OnDoubt::Retry,
+        on_mismatch: OnMismatch::Refuse,
+    };
+
+    let lock = store.begin().await.unwrap();
+    tokio::time::timeout(Duration::from_millis(20), store.admit(&order(1), None)).await.unwrap_err();
+    store.rollback(lock).await.unwrap();
+
+    let admitted = async {
+        while !matches!(store.admit(&order(2), None).await.unwrap(), Admission::Proceed(_)) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), admitted).await.expect("long before the lease is over");
 }

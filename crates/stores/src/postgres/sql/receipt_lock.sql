@@ -1,0 +1,7 @@
+-- The transaction remembers who claims the key, if nobody has it. Locks are the whole database's: the same key in another
+-- schema is another key.
+SELECT set_config(
+    'gate.claimed_by',
+    CASE WHEN pg_try_advisory_xact_lock($1 # ('oncebox.receipt'::regclass::oid::bigint << 32)) THEN $2::text END,
+    true
+)
