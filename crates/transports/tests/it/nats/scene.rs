@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use async_nats::jetstream::Context;
+use async_nats::jetstream::context::GetStreamErrorKind;
 use async_nats::jetstream::stream::{Config, DiscardPolicy};
+use async_nats::jetstream::{Context, ErrorCode};
 use oncebox_conformance::fixture::service_url;
 use oncebox_core::{Acknowledge, Delivery, Feed};
 use oncebox_transports::nats::{Nats, NatsOptions, Topology};
@@ -31,7 +32,9 @@ impl Scene {
     /// On this server; makes a safe stream for whatever is below the prefix but `nowhere`.
     pub(super) async fn on(url: String) -> Self {
         let name = unique();
-        let context = async_nats::jetstream::new(client(&url).await);
+        let mut context = async_nats::jetstream::new(client(&url).await);
+        // A disk that others keep busy makes the server slow, and that is not what is tested.
+        context.set_timeout(PATIENCE);
         let scene = Self { prefix: name.clone(), stream: name.to_uppercase(), url, context };
         scene.context.create_stream(scene.config()).await.expect("a stream can be made");
         scene
@@ -79,9 +82,13 @@ impl Scene {
 
     /// Makes the stream anew: nothing is stored in it, and no id is known.
     pub(super) async fn remake(&self) {
-        while self.context.get_stream(&self.stream).await.is_ok() {
+        // Only the server's word counts. What is made while the old one is still there is the old one.
+        until("the stream is gone", async || {
             self.clean().await;
-        }
+            let found = self.context.get_stream(&self.stream).await.map_err(|error| error.kind());
+            matches!(found, Err(GetStreamErrorKind::JetStream(cause)) if cause.error_code() == ErrorCode::STREAM_NOT_FOUND)
+        })
+        .await;
         self.context.create_stream(self.config()).await.expect("a stream can be made");
     }
 
@@ -133,11 +140,7 @@ pub(super) async fn finish<F: Feed>(feed: &mut F, count: usize) -> Vec<String> {
 }
 
 /// Waits until `holds` does.
-pub(super) async fn until<F, Fut>(what: &str, mut holds: F)
-where
-    F: FnMut() -> Fut,
-    Fut: Future<Output = bool>,
-{
+pub(super) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !holds().await {
             tokio::time::sleep(GLANCE).await;
