@@ -25,6 +25,7 @@ macro_rules! receipts_suite {
             $crate::cases!(on_store, $fixture, receipts::admit, [
                 the_first_request_is_admitted_and_a_copy_waits_for_it
                 another_request_under_the_key_is_refused_wherever_the_first_one_stands
+                who_asks_again_because_the_answer_was_lost_is_let_in
                 scopes_and_keys_are_apart
                 a_lease_that_is_over_lets_the_same_request_in_again
                 whoever_lost_the_lease_can_neither_seal_nor_withdraw_nor_doubt

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oncebox_core::Store as _;
-use oncebox_core::gate::{Admission, AdmitRequest, Pass, Receipts as _, Reply};
+use oncebox_core::gate::{Admission, AdmitRequest, OnDoubt, Pass, Receipts as _, Reply};
 use tokio::task::JoinSet;
 
 use super::ReceiptsFixture;
@@ -32,6 +32,20 @@ pub async fn another_request_under_the_key_is_refused_wherever_the_first_one_sta
     assert_eq!(other(1).await, Admission::Mismatch, "sealed");
 
     assert_eq!(told(&store, 2).await, replay(reply("done"), TTL - 2), "the first one is unharmed");
+}
+
+pub async fn who_asks_again_because_the_answer_was_lost_is_let_in<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    let careful = AdmitRequest { on_doubt: OnDoubt::Block, ..request("a", "body") };
+    let pass = admitted(&store, &careful, 0).await;
+
+    assert_eq!(admitted(&store, &careful, 0).await, pass);
+    let other = AdmitRequest { on_doubt: OnDoubt::Block, ..request("a", "body") };
+    assert!(matches!(store.admit(&other, at(1)).await.unwrap(), Admission::InFlight { .. }), "it alone");
+    assert_eq!(store.admit(&careful, at(2 * LEASE)).await.unwrap(), Admission::InDoubt, "it came too late");
+
+    store.seal(&pass, &reply("done")).await.unwrap();
+    assert_eq!(store.admit(&careful, at(2)).await.unwrap(), replay(reply("done"), TTL - 2));
 }
 
 pub async fn scopes_and_keys_are_apart<F: ReceiptsFixture>(fixture: Arc<F>) {

@@ -185,6 +185,8 @@ pub fn judge(found: Option<&Receipt>, request: &AdmitRequest, now: Timestamp) ->
         return if may_replace { Ruling::Admit } else { Ruling::Mismatch };
     }
     match receipt.standing {
+        // It is in already, and asks again because it was not told.
+        Standing::InFlight { until } if until > now && receipt.token == request.token => Ruling::Admit,
         Standing::InFlight { until } if until > now => Ruling::InFlight { left: until.since(now) },
         Standing::Sealed => Ruling::Replay,
         // Whoever ran it is gone without a word: as good as a doubt.
@@ -236,6 +238,17 @@ mod tests {
         assert_eq!(judged(Some(&receipt(Standing::Sealed)), 99), Ruling::Replay);
         assert_eq!(judged(Some(&receipt(Standing::Sealed)), 100), Ruling::Admit, "forgotten");
         assert_eq!(judged(Some(&receipt(Standing::InDoubt)), 1), Ruling::Admit);
+    }
+
+    #[test]
+    fn who_is_in_already_may_ask_again_while_its_lease_lasts() {
+        let receipt = |standing| Receipt { token: request().token, ..receipt(standing) };
+        let careful = AdmitRequest { on_doubt: OnDoubt::Block, ..request() };
+        let running = receipt(Standing::InFlight { until: at(30) });
+
+        assert_eq!(judge(Some(&running), &careful, at(29)), Ruling::Admit);
+        assert_eq!(judge(Some(&running), &careful, at(30)), Ruling::InDoubt);
+        assert_eq!(judge(Some(&receipt(Standing::Sealed)), &careful, at(29)), Ruling::Replay);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod dedup;
 mod depot;
 mod error;
 mod holes;
+mod hotline;
 mod identity;
 mod inspect;
 mod letters;

@@ -5,17 +5,16 @@ use std::time::Duration;
 use oncebox_core::gate::{Admission, AdmitRequest, Claiming, OnDoubt, OnMismatch, Pass, Receipts, Reply};
 use oncebox_core::{Error, Kind, Result, Timestamp};
 use sqlx::postgres::PgRow;
-use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
+use sqlx::{FromRow, PgConnection, Row as _};
 
 use super::claim::place;
-use super::depot::renew::{Question, answered};
 use super::error::failed;
+use super::hotline::Question;
 use super::row::{clock, span};
 use super::store::PostgresStore;
 
 /// How often somebody else may be quicker before the request is told to wait.
 const RACES: usize = 3;
-const ADMIT: &str = "cannot admit a request";
 
 /// What a statement has found under a key.
 pub(super) struct Found {
@@ -69,19 +68,25 @@ impl Found {
     }
 }
 
-impl PostgresStore {
-    async fn ask<'e>(
-        &self,
-        on: impl PgExecutor<'e>,
-        request: &AdmitRequest,
-        now: Option<Timestamp>,
-    ) -> Result<Option<Found>> {
-        sqlx::query_as(self.sql(include_str!("sql/receipt_admit.sql")))
+/// May this request run?
+#[derive(Clone, Copy)]
+struct Admitting<'a> {
+    store: &'a PostgresStore,
+    request: &'a AdmitRequest,
+    now: Option<Timestamp>,
+}
+
+impl Question for Admitting<'_> {
+    type Answer = Option<Found>;
+
+    async fn ask(&self, on: &mut PgConnection) -> Result<Option<Found>> {
+        let request = self.request;
+        sqlx::query_as(self.store.sql(include_str!("sql/receipt_admit.sql")))
             .bind(request.key.scope)
             .bind(request.key.key)
             .bind(request.fingerprint.as_bytes())
             .bind(request.token)
-            .bind(clock(now))
+            .bind(clock(self.now))
             .bind(span(request.lease))
             .bind(span(request.ttl))
             .bind(request.on_doubt == OnDoubt::Retry)
@@ -89,33 +94,64 @@ impl PostgresStore {
             .bind(place(&request.key))
             .fetch_optional(on)
             .await
-            .map_err(failed(ADMIT))
+            .map_err(failed("cannot admit a request"))
     }
+}
 
-    /// A copy keeps the receipt, where that is wanted.
-    pub(super) async fn slide<'e>(
-        &self,
-        on: impl PgExecutor<'e>,
-        request: &AdmitRequest,
-        admission: &Admission,
-        now: Option<Timestamp>,
-    ) -> Result<()> {
-        if !request.sliding || matches!(admission, Admission::Proceed(_) | Admission::Mismatch) {
-            return Ok(());
-        }
-        sqlx::query(self.sql(include_str!("sql/receipt_slide.sql")))
+/// What is known of this request?
+struct Peeking<'a>(Admitting<'a>);
+
+impl Question for Peeking<'_> {
+    type Answer = Option<Found>;
+
+    async fn ask(&self, on: &mut PgConnection) -> Result<Option<Found>> {
+        let Admitting { store, request, now } = self.0;
+        sqlx::query_as(store.sql(include_str!("sql/receipt_peek.sql")))
+            .bind(request.key.scope)
+            .bind(request.key.key)
+            .bind(request.fingerprint.as_bytes())
+            .bind(clock(now))
+            .bind(request.on_doubt == OnDoubt::Retry)
+            .bind(request.on_mismatch == OnMismatch::Replace)
+            .fetch_optional(on)
+            .await
+            .map_err(failed("cannot read a receipt"))
+    }
+}
+
+/// A copy keeps the receipt for longer.
+struct Sliding<'a>(Admitting<'a>);
+
+impl Question for Sliding<'_> {
+    type Answer = ();
+
+    async fn ask(&self, on: &mut PgConnection) -> Result<()> {
+        let Admitting { store, request, now } = self.0;
+        sqlx::query(store.sql(include_str!("sql/receipt_slide.sql")))
             .bind(request.key.scope)
             .bind(request.key.key)
             .bind(clock(now))
             .bind(span(request.ttl))
             .execute(on)
             .await
-            .map_err(failed("cannot keep a receipt for longer"))?;
-        Ok(())
+            .map(drop)
+            .map_err(failed("cannot keep a receipt for longer"))
     }
+}
 
-    async fn seal_on<'e>(&self, on: impl PgExecutor<'e>, pass: &Pass, reply: &Reply) -> Result<()> {
-        let sealed = sqlx::query(self.sql(include_str!("sql/receipt_seal.sql")))
+/// The request was answered with this.
+struct Sealing<'a> {
+    store: &'a PostgresStore,
+    pass: &'a Pass,
+    reply: &'a Reply,
+}
+
+impl Question for Sealing<'_> {
+    type Answer = ();
+
+    async fn ask(&self, on: &mut PgConnection) -> Result<()> {
+        let Self { store, pass, reply } = self;
+        let sealed = sqlx::query(store.sql(include_str!("sql/receipt_seal.sql")))
             .bind(pass.key.scope)
             .bind(pass.key.key)
             .bind(pass.token)
@@ -132,17 +168,33 @@ impl PostgresStore {
         }
         Ok(())
     }
+}
 
-    async fn end(&self, text: &'static str, pass: &Pass) -> Result<()> {
-        sqlx::query(self.sql(text))
-            .bind(pass.key.scope)
-            .bind(pass.key.key)
-            .bind(pass.token)
-            .execute(self.pool())
+/// The request is over, without a reply.
+struct Ending<'a> {
+    store: &'a PostgresStore,
+    text: &'static str,
+    pass: &'a Pass,
+}
+
+impl Question for Ending<'_> {
+    type Answer = ();
+
+    async fn ask(&self, on: &mut PgConnection) -> Result<()> {
+        sqlx::query(self.store.sql(self.text))
+            .bind(self.pass.key.scope)
+            .bind(self.pass.key.key)
+            .bind(self.pass.token)
+            .execute(on)
             .await
-            .map_err(failed("cannot end a receipt"))?;
-        Ok(())
+            .map(drop)
+            .map_err(failed("cannot end a receipt"))
     }
+}
+
+/// Whether a copy that was told this keeps the receipt.
+const fn slides(request: &AdmitRequest, told: &Admission) -> bool {
+    request.sliding && !matches!(told, Admission::Proceed(_) | Admission::Mismatch)
 }
 
 /// The leases of requests.
@@ -177,14 +229,30 @@ pub(super) const fn unseen(request: &AdmitRequest) -> Admission {
     Admission::InFlight { left: request.lease }
 }
 
+impl PostgresStore {
+    /// A copy keeps the receipt, where that is wanted.
+    pub(super) async fn slide(
+        &self,
+        request: &AdmitRequest,
+        told: &Admission,
+        now: Option<Timestamp>,
+    ) -> Result<()> {
+        if slides(request, told) {
+            self.on_receipts(&Sliding(Admitting { store: self, request, now })).await?;
+        }
+        Ok(())
+    }
+}
+
 impl Receipts for PostgresStore {
     async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
+        let admitting = Admitting { store: self, request, now };
         for _ in 0..RACES {
-            let Some(found) = self.ask(self.pool(), request, now).await? else { continue };
+            let Some(found) = self.on_receipts(&admitting).await? else { continue };
             if !found.free {
-                let admission = found.told(request)?;
-                self.slide(self.pool(), request, &admission, now).await?;
-                return Ok(admission);
+                let told = found.told(request)?;
+                self.slide(request, &told, now).await?;
+                return Ok(told);
             }
         }
         Ok(unseen(request))
@@ -196,12 +264,15 @@ impl Receipts for PostgresStore {
         request: &AdmitRequest,
         now: Option<Timestamp>,
     ) -> Result<Admission> {
+        let admitting = Admitting { store: self, request, now };
         for _ in 0..RACES {
-            let Some(found) = self.ask(&mut *tx, request, now).await? else { continue };
+            let Some(found) = admitting.ask(tx).await? else { continue };
             if !found.free {
-                let admission = found.told(request)?;
-                self.slide(tx, request, &admission, now).await?;
-                return Ok(admission);
+                let told = found.told(request)?;
+                if slides(request, &told) {
+                    Sliding(admitting).ask(tx).await?;
+                }
+                return Ok(told);
             }
         }
         Ok(unseen(request))
@@ -226,16 +297,7 @@ impl Receipts for PostgresStore {
     }
 
     async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {
-        let found: Option<Found> = sqlx::query_as(self.sql(include_str!("sql/receipt_peek.sql")))
-            .bind(request.key.scope)
-            .bind(request.key.key)
-            .bind(request.fingerprint.as_bytes())
-            .bind(clock(now))
-            .bind(request.on_doubt == OnDoubt::Retry)
-            .bind(request.on_mismatch == OnMismatch::Replace)
-            .fetch_optional(self.pool())
-            .await
-            .map_err(failed("cannot read a receipt"))?;
+        let found = self.on_receipts(&Peeking(Admitting { store: self, request, now })).await?;
         found.filter(|found| !found.free).map(|found| found.told(request)).transpose()
     }
 
@@ -244,24 +306,26 @@ impl Receipts for PostgresStore {
             return Ok(Vec::new());
         }
         // Handlers may use up the pool, and just then their leases matter most.
-        let kept = answered(self, &Prolonging { store: self, passes, lease, now }).await?;
+        let kept = self.renewals.ask(self, &Prolonging { store: self, passes, lease, now }).await?;
         Ok(passes.iter().map(|pass| kept.contains(&pass.token)).collect())
     }
 
     async fn seal(&self, pass: &Pass, reply: &Reply) -> Result<()> {
-        self.seal_on(self.pool(), pass, reply).await
+        self.on_receipts(&Sealing { store: self, pass, reply }).await
     }
 
     async fn seal_in(&self, tx: &mut PgConnection, pass: &Pass, reply: &Reply) -> Result<()> {
-        self.seal_on(tx, pass, reply).await
+        Sealing { store: self, pass, reply }.ask(tx).await
     }
 
     async fn withdraw(&self, pass: &Pass) -> Result<()> {
-        self.end(include_str!("sql/receipt_withdraw.sql"), pass).await
+        let text = include_str!("sql/receipt_withdraw.sql");
+        self.on_receipts(&Ending { store: self, text, pass }).await
     }
 
     async fn doubt(&self, pass: &Pass) -> Result<()> {
-        self.end(include_str!("sql/receipt_doubt.sql"), pass).await
+        let text = include_str!("sql/receipt_doubt.sql");
+        self.on_receipts(&Ending { store: self, text, pass }).await
     }
 
     async fn count(&self, scope: &[u8; 32], limit: usize) -> Result<usize> {

@@ -15,6 +15,7 @@ use sqlx::{
 
 use super::error::{self, IN_FAILED_TRANSACTION, failed};
 use super::holes::Holes;
+use super::hotline::{Hotline, Question};
 use super::migrate;
 use super::row::Time;
 
@@ -23,6 +24,8 @@ pub(super) const DEFAULT_SCHEMA: &str = "oncebox";
 
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_CONNECTIONS: u32 = 10;
+/// A receipt takes a line for one round trip and one commit.
+const RECEIPT_LINES: usize = 8;
 
 /// Statements for a schema other than the default, by the place of their text in the binary.
 type Texts = HashMap<(usize, usize), Arc<str>>;
@@ -35,8 +38,9 @@ pub struct PostgresStore {
     settings: Arc<Settings>,
     texts: Arc<Mutex<Texts>>,
     pub(super) holes: Arc<Mutex<Holes>>,
-    /// What leases are renewed on; opened and used for nothing else.
-    pub(super) renewal: Arc<tokio::sync::Mutex<Option<PgConnection>>>,
+    /// What leases are renewed on, and nothing else.
+    pub(super) renewals: Arc<Hotline>,
+    receipts: Arc<Hotline>,
 }
 
 #[derive(Clone)]
@@ -74,7 +78,8 @@ impl PostgresStore {
             settings: Arc::new(settings),
             texts: Arc::default(),
             holes: Arc::default(),
-            renewal: Arc::default(),
+            renewals: Arc::new(Hotline::new(1)),
+            receipts: Arc::new(Hotline::new(RECEIPT_LINES)),
         }
     }
 
@@ -101,7 +106,9 @@ impl PostgresStore {
     /// [`pool_options`]. Connects when it is first used.
     ///
     /// Its own transactions begin on an idle connection without asking first
-    /// whether it is alive: BEGIN tells. They do not run `before_acquire`.
+    /// whether it is alive: BEGIN tells. They do not run `before_acquire`. The
+    /// gate's receipts go over up to eight connections beside the pool, opened
+    /// when they are needed; they run no hook of the pool's.
     #[must_use]
     pub fn with_pool(pool: PgPoolOptions, options: PgConnectOptions) -> Self {
         Self::new(pool.connect_lazy_with(options)).with(|settings| settings.owns_pool = true)
@@ -196,6 +203,16 @@ impl PostgresStore {
             pool.begin_with(text).await.map_err(failed("cannot begin a transaction"))
         })
         .await
+    }
+
+    /// Asks about receipts. A pool of the caller's may have habits, such as a role that each of its
+    /// connections takes on: there its connections are used.
+    pub(super) async fn on_receipts<Q: Question>(&self, question: &Q) -> Result<Q::Answer> {
+        if self.settings.owns_pool {
+            return self.receipts.ask(self, question).await;
+        }
+        let mut connection = self.pool.acquire().await.map_err(failed("no connection for the gate"))?;
+        question.ask(&mut connection).await
     }
 
     /// What opens a transaction and bounds it.

@@ -43,11 +43,11 @@ impl StoreFixture for PostgresFixture {
         let test = std::thread::current().name().unwrap_or("postgres").to_owned();
         let url = service_url("ONCEBOX_TEST_POSTGRES_URL", &test)?;
         let schema = fresh_schema();
-        let pool = pool_options().max_connections(10).connect(&url).await.unwrap();
+        let pool = pool_options().max_connections(10);
         // Who holds a lock on purpose may be stalled: only the impatient give up.
-        let store = PostgresStore::new(pool.clone()).lock_wait(Duration::from_secs(30));
+        let store = PostgresStore::with_pool(pool, url.parse().unwrap()).lock_wait(Duration::from_secs(30));
         let store = store.schema(Identifier::new(&schema).unwrap());
-        let fixture = Self { store, pool, schema };
+        let fixture = Self { pool: store.pool().clone(), store, schema };
         migrate::up(&fixture.store).await.unwrap();
         let ledger = format!(
             "CREATE TABLE {}.ledger (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, handler text NOT NULL, \

@@ -32,11 +32,17 @@ use crate::conformance::postgres::PostgresFixture;
 pub(super) const CUTS: i64 = 40;
 pub(super) const SABOTAGED_CUTS: i64 = 8;
 
-/// A store that reaches the fixture's database through a proxy.
-pub(super) async fn behind_a_proxy(fixture: &PostgresFixture) -> (Proxy, PostgresStore) {
+/// A proxy before the fixture's database, and how to get there.
+pub(super) async fn proxied() -> (Proxy, PgConnectOptions) {
     let options = PgConnectOptions::from_str(&std::env::var("ONCEBOX_TEST_POSTGRES_URL").unwrap()).unwrap();
     let proxy = Proxy::before(format!("{}:{}", options.get_host(), options.get_port())).await.unwrap();
     let options = options.host("127.0.0.1").port(proxy.address().port()).ssl_mode(PgSslMode::Disable);
+    (proxy, options)
+}
+
+/// A store that reaches the fixture's database through a proxy.
+pub(super) async fn behind_a_proxy(fixture: &PostgresFixture) -> (Proxy, PostgresStore) {
+    let (proxy, options) = proxied().await;
     let pool = pool_options().max_connections(2).connect_lazy_with(options);
     (proxy, PostgresStore::new(pool).schema(Identifier::new(&fixture.schema).unwrap()))
 }

@@ -17,14 +17,15 @@ use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use oncebox::gate::{Claimed, Fingerprint, Gate, Receipts};
-use oncebox::{Dedup, Store as _};
+use oncebox::{Dedup, Identifier, Store as _};
 use oncebox_conformance::proxy::{Cut, Proxy, Sender};
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::{Entry, Findings, Ledger, StoreFixture as _};
+use oncebox_stores::postgres::{PostgresStore, pool_options};
 use sqlx::PgConnection;
 use tower_service::Service as _;
 
-use super::f06_commit_cut::{CUTS, SABOTAGED_CUTS, behind_a_proxy, cut};
+use super::f06_commit_cut::{CUTS, SABOTAGED_CUTS, behind_a_proxy, cut, proxied};
 use super::sabotaged::{Mode, Sabotaged};
 use crate::conformance::postgres::PostgresFixture;
 
@@ -148,16 +149,6 @@ fn claiming<S: Receipts<Tx = PgConnection>>(store: S, fixture: &Arc<PostgresFixt
     Router::new().route("/", post(claimed::<S>)).with_state(Arc::clone(fixture)).layer(gate)
 }
 
-/// The COMMIT that a claim is sealed along with, or the answer to it, in turns.
-fn sealing_cut(number: i64) -> Cut {
-    match cut(number) {
-        Cut { sender: Sender::Client, .. } => {
-            Cut { sender: Sender::Client, pattern: b"; COMMIT; BEGIN\0".to_vec() }
-        }
-        reply => reply,
-    }
-}
-
 async fn claims<S>(
     store: S,
     fixture: &Arc<PostgresFixture>,
@@ -175,7 +166,7 @@ fn a_commit_cut_under_a_claimed_request_is_resolved_and_nothing_is_done_twice() 
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let (proxy, store) = behind_a_proxy(&fixture).await;
 
-        let report = claims(store, &fixture, &proxy, (2 * CUTS, sealing_cut)).await;
+        let report = claims(store, &fixture, &proxy, (2 * CUTS, cut)).await;
 
         println!("F06 gate, claimed: {} cuts, {report:?}", proxy.cuts());
         assert_eq!(proxy.cuts(), usize::try_from(2 * CUTS).unwrap(), "every order to cut was met");
@@ -203,19 +194,42 @@ fn statement(number: i64, operation: &str) -> Cut {
     }
 }
 
+/// Admissions and seals, each the statement or its answer, on handlers that know nothing of the gate.
+async fn statements(store: PostgresStore, fixture: &Arc<PostgresFixture>, proxy: &Proxy) -> Report {
+    let gate = Gate::new(store).cache(0).unscoped();
+    let app = Router::new().route("/", post(apart)).with_state(Arc::clone(fixture)).layer(gate);
+    let report = run(&app, fixture, proxy, (2 * CUTS, statement)).await;
+    println!("F06 gate, layer: {} cuts, {report:?}", proxy.cuts());
+    assert_eq!(proxy.cuts(), usize::try_from(2 * CUTS).unwrap(), "every order to cut was met");
+    assert_eq!(report.torn, 0);
+    report.findings.assert_clean();
+    report
+}
+
 #[test]
 fn an_admission_or_a_seal_that_is_cut_is_resolved_and_nothing_is_done_twice() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let (proxy, store) = behind_a_proxy(&fixture).await;
-        let gate = Gate::new(store).cache(0).unscoped();
-        let app = Router::new().route("/", post(apart)).with_state(Arc::clone(&fixture)).layer(gate);
 
-        let report = run(&app, &fixture, &proxy, (2 * CUTS, statement)).await;
+        let report = statements(store, &fixture, &proxy).await;
 
-        println!("F06 gate, layer: {} cuts, {report:?}", proxy.cuts());
-        assert_eq!(proxy.cuts(), usize::try_from(2 * CUTS).unwrap(), "every order to cut was met");
-        assert_eq!((report.torn, report.renewed), (0, usize::try_from(CUTS).unwrap()), "each lost admission");
-        report.findings.assert_clean();
+        assert_eq!(report.renewed, usize::try_from(CUTS).unwrap(), "each lost admission");
+    });
+}
+
+#[test]
+fn an_admission_or_a_seal_that_is_cut_on_a_kept_connection_is_asked_for_again() {
+    on_store::<PostgresFixture, _, _>(|fixture| async move {
+        let (proxy, options) = proxied().await;
+        let store = PostgresStore::with_pool(pool_options(), options);
+        let store = store.schema(Identifier::new(&fixture.schema).unwrap());
+
+        let report = statements(store, &fixture, &proxy).await;
+
+        assert_eq!(
+            report.renewed, 1,
+            "the first connection was new: it does not count as one that died idle"
+        );
     });
 }
 

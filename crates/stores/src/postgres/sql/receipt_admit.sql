@@ -1,10 +1,12 @@
 -- A replay only reads. Who finds nothing in the way asks for the key's lock first: whoever has it has been let in by
 -- a transaction that has not committed, and to wait for that would hold a connection for as long as a handler runs.
--- No row at all, or one that is `free`, means that somebody else was quicker.
+-- No row at all, or one that is `free`, means that somebody else was quicker. Who finds itself there asks again because
+-- the answer got lost: it is in.
 WITH clock AS (
     SELECT coalesce($5, clock_timestamp()) AS now
 ), found AS (
     SELECT
+        r.state = 'in_flight' AND r.lease_until > clock.now AND r.token = $4 AS own,
         r.fingerprint = $3 AS same, r.state, r.head, r.body,
         (extract(epoch FROM r.lease_until - clock.now) * 1000000)::bigint AS left_over,
         (extract(epoch FROM r.expires_at - clock.now) * 1000000)::bigint AS kept_for,
@@ -43,6 +45,6 @@ SELECT true AS taken, NULL::boolean AS same, NULL::text AS state, NULL::bigint A
     NULL::bigint AS kept_for, NULL::bytea AS head, NULL::bytea AS body, false AS free
 FROM taken
 UNION ALL
-SELECT false, same, state, left_over, kept_for, head, body, free
+SELECT own, same, state, left_over, kept_for, head, body, free
 FROM found
 WHERE NOT EXISTS (SELECT FROM taken)

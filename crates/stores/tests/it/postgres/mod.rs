@@ -4,6 +4,7 @@ mod depot;
 mod log;
 mod marker;
 mod plan;
+mod receipts;
 mod relay;
 mod schema;
 mod transaction;
