@@ -11,7 +11,7 @@ use http::{Response, StatusCode};
 use oncebox_core::gate::KeyError;
 
 use crate::body::{self, GateBody};
-use crate::grpc::{self, Refusal};
+use crate::grpc::Refusal;
 use crate::policy::Policy;
 use crate::telemetry;
 
@@ -129,7 +129,7 @@ impl Problem {
         }
     }
 
-    fn detail(&self) -> String {
+    pub(crate) fn detail(&self) -> String {
         match self {
             Self::KeyMissing => {
                 "This operation requires the header Idempotency-Key: a new random value, such as a \
@@ -181,7 +181,7 @@ impl Problem {
     }
 
     /// When the same request may succeed.
-    fn retry_after(&self) -> Option<Duration> {
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::InFlight { left } => Some((*left).min(SOON)),
             Self::StoreDown | Self::CommitUnknown => Some(SOON),
@@ -232,11 +232,7 @@ impl Problem {
         {
             headers.insert(http::header::LOCATION, location);
         }
-        response.extensions_mut().insert(Refusal {
-            code: grpc::code(self),
-            message: format!("{code}: {}", self.detail()),
-            retry_after: self.retry_after(),
-        });
+        response.extensions_mut().insert(Refusal { problem: self.clone(), code });
         telemetry::refused(code);
         response
     }

@@ -3,7 +3,6 @@
 //! headers and no body.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
@@ -17,16 +16,15 @@ const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// When the client may try again, in milliseconds.
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// A refusal as gRPC has it; an extension of what the gate answers.
+/// Why the gate has refused; an extension of what it answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
-    pub(crate) code: u16,
-    pub(crate) message: String,
-    pub(crate) retry_after: Option<Duration>,
+    pub(crate) problem: Problem,
+    pub(crate) code: &'static str,
 }
 
 /// The code of gRPC that comes nearest.
-pub(crate) const fn code(problem: &Problem) -> u16 {
+const fn status(problem: &Problem) -> u16 {
     match problem {
         // Unknown.
         Problem::OutcomeUnknown | Problem::ReplyBroken => 2,
@@ -53,18 +51,18 @@ pub(crate) const fn code(problem: &Problem) -> u16 {
 
 /// The answer to a gRPC call: what the gate refuses, as gRPC says it.
 pub(crate) fn told(mut response: Response<GateBody>) -> Response<GateBody> {
-    let Some(Refusal { code, message, retry_after }) = response.extensions_mut().remove() else {
+    let Some(Refusal { problem, code }) = response.extensions_mut().remove() else {
         return response;
     };
     let mut answer = Response::new(body::whole(Bytes::new(), None));
     *answer.status_mut() = StatusCode::OK;
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    headers.insert(STATUS, HeaderValue::from(code));
-    if let Ok(message) = HeaderValue::try_from(encoded(&message)) {
+    headers.insert(STATUS, HeaderValue::from(status(&problem)));
+    if let Ok(message) = HeaderValue::try_from(encoded(&format!("{code}: {}", problem.detail()))) {
         headers.insert(MESSAGE, message);
     }
-    if let Some(wait) = retry_after {
+    if let Some(wait) = problem.retry_after() {
         let millis = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         headers.insert(PUSHBACK, HeaderValue::from(millis.max(1)));
     }

@@ -207,11 +207,9 @@ async fn a_refusal_that_would_be_the_same_again_is_replayed() {
 async fn what_the_gate_refuses_is_a_status_of_grpc() {
     let (app, runs) = server(|run| Ok(format!("order {run}")));
     let mut front = Front(app.clone());
-    let call = |key: Option<&str>, text: &str| {
+    let call = |key: &str, text: &str| {
         let mut request = tonic::Request::new(text.to_owned());
-        if let Some(key) = key {
-            request.metadata_mut().insert("idempotency-key", key.parse().unwrap());
-        }
+        request.metadata_mut().insert("idempotency-key", key.parse().unwrap());
         request
     };
     let ask = async |request| {
@@ -219,10 +217,10 @@ async fn what_the_gate_refuses_is_a_status_of_grpc() {
         client.ready().await.unwrap();
         client.unary(request, PathAndQuery::from_static(PLACE), Text).await
     };
-    ask(call(Some("k"), "tea")).await.unwrap();
+    ask(call("k", "tea")).await.unwrap();
 
-    let reused = ask(call(Some("k"), "coffee")).await.unwrap_err();
-    let malformed = ask(call(Some(&"k".repeat(300)), "tea")).await.unwrap_err();
+    let reused = ask(call("k", "coffee")).await.unwrap_err();
+    let malformed = ask(call(&"k".repeat(300), "tea")).await.unwrap_err();
 
     assert_eq!(reused.code(), Code::FailedPrecondition);
     assert!(reused.message().starts_with("idempotency-key-reused: This key was used"), "{reused:?}");
@@ -237,4 +235,28 @@ async fn what_the_gate_refuses_is_a_status_of_grpc() {
         (200, &"9".parse().unwrap())
     );
     assert_eq!(response.headers()["content-type"], "application/grpc");
+}
+
+/// A client that keeps to the protocol waits for as long as it is told.
+#[tokio::test]
+async fn a_call_that_still_runs_says_when_to_ask_again() {
+    let (entered, mut is_in) = tokio::sync::mpsc::channel(1);
+    let endless = async move || {
+        entered.send(()).await.unwrap();
+        std::future::pending::<()>().await;
+    };
+    let app = Router::new()
+        .route(PLACE, axum::routing::post(endless))
+        .layer(Gate::new(MemoryStore::new()).unscoped());
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { raw(&app, "k").await }
+    });
+    is_in.recv().await.unwrap();
+
+    let (headers, ..) = raw(&app, "k").await;
+
+    assert_eq!(headers["grpc-status"], "10", "aborted");
+    assert_eq!(headers["grpc-retry-pushback-ms"], "2000");
+    first.abort();
 }
