@@ -66,6 +66,7 @@ macro_rules! receipts_suite {
                 a_request_admitted_outside_can_be_sealed_inside
                 a_request_admitted_outside_stays_in_flight_when_its_transaction_rolls_back
                 a_claim_is_sealed_with_its_writes_or_was_never_there
+                a_claim_that_was_told_has_let_go_of_the_key
                 a_claim_keeps_every_byte_of_a_reply
                 a_claim_is_told_where_its_request_stands
                 while_a_claim_is_open_nobody_else_is_admitted

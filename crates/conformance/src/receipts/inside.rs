@@ -141,6 +141,22 @@ pub async fn a_claim_is_sealed_with_its_writes_or_was_never_there<F: ReceiptsFix
     admitted(&store, &request("a", "body"), TTL).await;
 }
 
+pub async fn a_claim_that_was_told_has_let_go_of_the_key<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    for n in 0..20 {
+        let name = n.to_string();
+        let pass = admitted(&store, &request(&name, "body"), 0).await;
+        store.seal(&pass, &reply("done")).await.unwrap();
+
+        assert_eq!(
+            refused(&store, &request(&name, "body"), 1).await.unwrap(),
+            replay(reply("done"), TTL - 1)
+        );
+
+        admitted(&store, &request(&name, "body"), TTL).await;
+    }
+}
+
 pub async fn a_claim_keeps_every_byte_of_a_reply<F: ReceiptsFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     let every_byte: Vec<u8> = (0..=u8::MAX).collect();

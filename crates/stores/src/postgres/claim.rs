@@ -45,19 +45,30 @@ impl PostgresStore {
         match found {
             None if has_key => Ok(Claiming::Begun(begun)),
             Some(found) if !found.free => {
-                // What it is told was committed before; the connection rolls back on its way to the pool.
-                drop(begun);
                 let told = found.told(request)?;
+                self.let_go(begun).await;
                 self.slide(request, &told, now).await?;
                 Ok(Claiming::Told(told))
             }
             // Whoever left it may still wake up, and finds it taken by a row, as if it were taken outside.
-            Some(_) if has_key => Ok(match self.admit_in(&mut begun, request, now).await? {
-                Admission::Proceed(_) => Claiming::Begun(begun),
-                told => Claiming::Told(told),
-            }),
-            None | Some(_) => Ok(Claiming::Told(unseen(request))),
+            Some(_) if has_key => match self.admit_in(&mut begun, request, now).await? {
+                Admission::Proceed(_) => Ok(Claiming::Begun(begun)),
+                told => {
+                    self.let_go(begun).await;
+                    Ok(Claiming::Told(told))
+                }
+            },
+            None | Some(_) => {
+                self.let_go(begun).await;
+                Ok(Claiming::Told(unseen(request)))
+            }
         }
+    }
+
+    /// Ends a transaction in which nothing was written, and the key's lock with it: a pool would do that
+    /// a moment after the caller has gone on. If the connection is lost, the server does it.
+    async fn let_go(&self, begun: Begun) {
+        self.rollback(begun).await.ok();
     }
 
     /// BEGIN with the lock of this key.
