@@ -41,7 +41,11 @@ impl Hotline {
 
     /// Asks, and if a connection has died since it was last used, on another one.
     pub(super) async fn ask<Q: Question>(&self, store: &PostgresStore, question: &Q) -> Result<Q::Answer> {
-        let late = |_elapsed| Err(Error::new(Kind::Unavailable, "the database did not answer in time"));
+        let late = |_elapsed| {
+            // The others may lead nowhere, too: let nobody else find that out one after the other.
+            self.idle().clear();
+            Err(Error::new(Kind::Unavailable, "the database did not answer in time"))
+        };
         timeout(PATIENCE, self.ask_on_a_line(store, question)).await.unwrap_or_else(late)
     }
 

@@ -4,9 +4,10 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+use oncebox_conformance::proxy::Proxy;
 use oncebox_conformance::receipts::steps::{admitted, reply, request};
 use oncebox_core::gate::{Admission, Receipts as _};
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -62,8 +63,7 @@ async fn one_round_trip_admits_one_seals_and_one_replays() {
     on_tables("one_round_trip_admits_one_seals_and_one_replays", |store, schema| async move {
         let options = PgConnectOptions::clone(&store.pool().connect_options());
         let counter = Counter::before(&options).await;
-        let options =
-            options.host("127.0.0.1").port(counter.port).ssl_mode(sqlx::postgres::PgSslMode::Disable);
+        let options = options.host("127.0.0.1").port(counter.port).ssl_mode(PgSslMode::Disable);
         let store =
             PostgresStore::with_pool(pool_options(), options).schema(Identifier::new(&schema).unwrap());
         // The first time it connects and has its statements planned.
@@ -109,6 +109,33 @@ async fn receipts_survive_that_their_connections_die_while_idle() {
 
         let copy = gate.admit(&request("a", "body"), None).await.unwrap();
         assert!(matches!(copy, Admission::Replay { .. }), "{copy:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_falls_silent_costs_one_wait_and_not_one_for_each_connection() {
+    on_tables("a_server_that_falls_silent", |store, schema| async move {
+        let options = PgConnectOptions::clone(&store.pool().connect_options());
+        let proxy = Proxy::before(format!("{}:{}", options.get_host(), options.get_port())).await.unwrap();
+        let options = options.host("127.0.0.1").port(proxy.address().port()).ssl_mode(PgSslMode::Disable);
+        let gate =
+            PostgresStore::with_pool(pool_options(), options).schema(Identifier::new(&schema).unwrap());
+        let at_once = async |names: &[&str]| {
+            let requests: Vec<_> = names.iter().map(|name| request(name, "body")).collect();
+            futures_util::future::join_all(requests.iter().map(|one| gate.admit(one, None))).await
+        };
+        at_once(&["a", "b", "c", "d"]).await.into_iter().for_each(|admission| drop(admission.unwrap()));
+        let opened = proxy.connections();
+        assert!(opened > 1, "{opened}");
+
+        proxy.silence(true);
+        let silent = gate.admit(&request("e", "body"), None).await.unwrap_err();
+        proxy.silence(false);
+
+        assert_eq!(silent.kind(), Kind::Unavailable);
+        admitted(&gate, &request("f", "body"), 0).await;
+        assert_eq!(proxy.connections(), opened + 1, "none of the old ones was trusted");
     })
     .await;
 }
