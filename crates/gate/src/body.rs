@@ -2,8 +2,10 @@
 //! it keeps a copy, or the inner service's own.
 
 use std::error::Error as StdError;
+use std::pin::pin;
+use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::stream;
 use http::HeaderMap;
 use http_body::{Body, Frame};
@@ -11,11 +13,53 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use crate::patience::within;
+
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 /// A piece of a body, or what went wrong with it.
 pub(crate) type Piece = Result<Frame<Bytes>, BoxError>;
 /// A piece on its way, with the room it takes; no piece is the end.
 pub(crate) type Parcel = (Option<Piece>, Option<OwnedSemaphorePermit>);
+
+/// All of a body.
+pub(crate) struct Gathered {
+    pub(crate) data: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
+}
+
+/// Why there is not all of it.
+pub(crate) enum Gap {
+    TooLarge,
+    Broken,
+}
+
+/// Reads a body to its end, however slow it is, as long as something comes.
+pub(crate) async fn gather<B>(body: B, stall: Duration, limit: usize) -> Result<Gathered, Gap>
+where
+    B: Body<Data = Bytes>,
+{
+    let mut body = pin!(body);
+    let (mut data, mut trailers) = (Bytes::new(), None);
+    while let Some(frame) = within(stall, body.frame()).await.map_err(|_elapsed| Gap::Broken)? {
+        let frame = match frame.map_err(|_broken| Gap::Broken)?.into_data() {
+            Ok(more) if data.len() + more.len() > limit => return Err(Gap::TooLarge),
+            // Most bodies are one piece, and that need not be copied.
+            Ok(more) if data.is_empty() => {
+                data = more;
+                continue;
+            }
+            Ok(more) => {
+                let mut whole = BytesMut::from(data);
+                whole.extend_from_slice(&more);
+                data = whole.freeze();
+                continue;
+            }
+            Err(frame) => frame,
+        };
+        trailers = frame.into_trailers().ok();
+    }
+    Ok(Gathered { data, trailers })
+}
 
 /// A body that the gate answers with.
 pub type GateBody = UnsyncBoxBody<Bytes, BoxError>;

@@ -134,6 +134,9 @@ impl Cache {
     /// Keeps the reply that this request has in the store. `left` is how long
     /// it is kept there, counted from `asked`, which was before the store was.
     pub(crate) fn keep(&self, request: &AdmitRequest, asked: Timestamp, left: Duration, reply: Reply) {
+        if !self.may_hold(request) {
+            return;
+        }
         let receipt = Receipt {
             fingerprint: request.fingerprint,
             standing: Standing::Sealed,
@@ -141,7 +144,7 @@ impl Cache {
             expires_at: asked.plus(left),
         };
         let sealed = Sealed { receipt, reply: Arc::new(reply) };
-        if !self.may_hold(request) || sealed.size() > self.capacity / 2 {
+        if sealed.size() > self.capacity / 2 {
             return;
         }
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,12 @@
 //! What a request hands on to the messages that are put while it runs.
 
+use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::{HeaderMap, HeaderName};
 use oncebox_core::Envelope;
+use tokio::task::futures::TaskLocalFuture;
 
 use crate::service::IdempotencyKey;
 
@@ -12,7 +15,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 tokio::task_local! {
     /// The request that this task handles.
-    static CURRENT: Current;
+    static CURRENT: Arc<Current>;
 }
 
 pub(crate) struct Current {
@@ -24,20 +27,26 @@ pub(crate) struct Current {
 }
 
 impl Current {
-    pub(crate) fn of(key: &IdempotencyKey, headers: &HeaderMap) -> Self {
+    pub(crate) fn of(key: IdempotencyKey, headers: &HeaderMap) -> Self {
         let text =
             |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         Self {
-            key: key.clone(),
+            key,
             correlation: text(CORRELATION),
             traceparent: text(TRACEPARENT),
             messages: AtomicUsize::new(0),
         }
     }
 
-    /// Runs a handler as this request.
-    pub(crate) async fn run<F: Future>(self, handler: F) -> F::Output {
-        CURRENT.scope(self, handler).await
+    /// Calls a handler as this request. What it does is put into a box at once: a future takes its room in each that
+    /// it is handed on to, and 17 KiB were moved for a request.
+    pub(crate) fn call<F: Future>(
+        self,
+        handler: impl FnOnce() -> F,
+    ) -> TaskLocalFuture<Arc<Self>, Pin<Box<F>>> {
+        let this = Arc::new(self);
+        let call = CURRENT.sync_scope(Arc::clone(&this), || Box::pin(handler()));
+        CURRENT.scope(this, call)
     }
 }
 
@@ -57,7 +66,7 @@ impl Current {
 pub fn carry(envelope: &mut Envelope) {
     CURRENT
         .try_with(|current| {
-            let Current { key, correlation, traceparent, messages } = current;
+            let Current { key, correlation, traceparent, messages } = &**current;
             let derived = || key.derive("correlation");
             envelope.correlation_id.get_or_insert_with(|| correlation.clone().unwrap_or_else(derived));
             let purpose = format!("message {} {}", messages.fetch_add(1, Ordering::Relaxed), envelope.kind);

@@ -70,8 +70,9 @@ impl<S: Receipts> Claim<S> {
                 return Ok(Claimed { claim: self, tx });
             }
             Claiming::Told(Admission::Replay { reply, left }) => {
-                self.gate.cache.keep(&self.admit, self.asked, left, reply.clone());
-                return Err(record::replay(reply, &self.policy));
+                let response = record::replay(&reply, &self.policy);
+                self.gate.cache.keep(&self.admit, self.asked, left, reply);
+                return Err(response);
             }
             Claiming::Told(Admission::Mismatch) => Problem::KeyReused,
             Claiming::Told(Admission::InFlight { left }) => Problem::InFlight { left },
@@ -169,7 +170,7 @@ impl<S: Receipts> Claimed<S> {
         match store.peek(&admit, None).await {
             Ok(Some(Admission::Replay { reply: stored, .. })) if stored == reply => Ok(()),
             // Ours was rolled back, and a copy has been quicker.
-            Ok(Some(Admission::Replay { reply: stored, .. })) => Err(record::replay(stored, &policy)),
+            Ok(Some(Admission::Replay { reply: stored, .. })) => Err(record::replay(&stored, &policy)),
             _ => Err(Problem::CommitUnknown.answer(&policy)),
         }
     }

@@ -3,6 +3,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -17,7 +18,7 @@ use oncebox_core::{Error, Kind, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::answer::{Problem, STORE};
-use crate::body::{self, BoxError, GateBody, Parcel, Piece};
+use crate::body::{self, BoxError, GateBody, Gathered, Parcel, Piece};
 use crate::gate::{Inner, Running};
 use crate::patience::within;
 use crate::policy::Policy;
@@ -61,30 +62,34 @@ impl<S: Receipts> Drop for Flight<S> {
 }
 
 impl<S: Receipts> Flight<S> {
-    pub(crate) fn begin(
+    /// Keeps the lease from now on. `None` if a test lets it die here.
+    pub(crate) async fn begin(
         gate: Arc<Inner<S>>,
         policy: Arc<Policy>,
         (admit, asked): (AdmitRequest, Timestamp),
         pass: Pass,
-    ) -> Self {
+    ) -> Option<Arc<Self>> {
         gate.keep(pass, policy.lease);
         let running = Running::begin(&gate);
-        Self { gate, policy, admit, asked, pass, _running: running }
+        let flight = Arc::new(Self { gate, policy, admit, asked, pass, _running: running });
+        if flight.dies_at(CrashPoint::H1).await { None } else { Some(flight) }
     }
 
-    /// Runs the request to its end, whoever still listens.
-    pub(crate) async fn run<B, E>(
-        self,
-        call: impl Future<Output = Result<Response<B>, E>> + Send,
+    /// Runs the request to its end, whoever still listens. The call may have panicked before there was a future.
+    pub(crate) async fn run<B, E, F>(
+        self: Arc<Self>,
+        call: thread::Result<F>,
     ) -> Result<Response<GateBody>, E>
     where
+        F: Future<Output = Result<Response<B>, E>> + Send,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        if self.dies_at(CrashPoint::H1).await {
-            return Ok(Problem::Panicked.answer(&self.policy));
-        }
-        match AssertUnwindSafe(call).catch_unwind().await {
+        let ran = match call {
+            Ok(call) => AssertUnwindSafe(call).catch_unwind().await,
+            Err(panic) => Err(panic),
+        };
+        match ran {
             Ok(Ok(response)) => Ok(self.land(response).await),
             Ok(Err(error)) => {
                 self.break_off().await;
@@ -115,7 +120,7 @@ impl<S: Receipts> Flight<S> {
         }
     }
 
-    async fn land<B>(self, response: Response<B>) -> Response<GateBody>
+    async fn land<B>(self: Arc<Self>, response: Response<B>) -> Response<GateBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -143,19 +148,16 @@ impl<S: Receipts> Flight<S> {
     }
 
     /// The client gets its reply when it is kept.
-    async fn collect<B>(self, mut parts: Parts, body: B) -> Response<GateBody>
+    async fn collect<B>(self: Arc<Self>, mut parts: Parts, body: B) -> Response<GateBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let collected = within(self.policy.stall, body.collect()).await;
-        let Some(collected) = collected.ok().and_then(Result::ok) else {
+        let Ok(Gathered { data, trailers }) = body::gather(body, self.policy.stall, usize::MAX).await else {
             // It has run, and what it did nobody knows.
             self.doubt().await;
             return Problem::ReplyBroken.answer(&self.policy);
         };
-        let trailers = collected.trailers().cloned();
-        let data = collected.to_bytes();
         self.end(&parts, Some(&data), trailers.as_ref()).await;
         parts.headers.remove(STORE);
         Response::from_parts(parts, body::whole(data, trailers))
@@ -163,7 +165,7 @@ impl<S: Receipts> Flight<S> {
 
     /// The client gets each piece as it comes, but for the last one: that it
     /// gets when all of it is kept.
-    fn tee<B>(self, mut parts: Parts, body: B) -> Response<GateBody>
+    fn tee<B>(self: Arc<Self>, mut parts: Parts, body: B) -> Response<GateBody>
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -176,7 +178,7 @@ impl<S: Receipts> Flight<S> {
     }
 
     async fn pump<B>(
-        self,
+        self: Arc<Self>,
         parts: Parts,
         mut body: std::pin::Pin<Box<B>>,
         client: mpsc::UnboundedSender<Parcel>,
@@ -232,7 +234,7 @@ impl<S: Receipts> Flight<S> {
     }
 
     /// Keeps the reply, or frees the key if it is none to keep.
-    async fn end(self, parts: &Parts, body: Option<&Bytes>, trailers: Option<&HeaderMap>) {
+    async fn end(self: Arc<Self>, parts: &Parts, body: Option<&Bytes>, trailers: Option<&HeaderMap>) {
         if self.dies_at(CrashPoint::H6).await {
             return;
         }
@@ -263,7 +265,7 @@ impl<S: Receipts> Flight<S> {
     }
 
     /// The client has its reply. As long as this goes on, copies are refused.
-    async fn seal_later(self, reply: Reply) {
+    async fn seal_later(self: Arc<Self>, reply: Reply) {
         for pause in AGAIN {
             tokio::time::sleep(pause).await;
             match self.gate.store.seal(&self.pass, &reply).await {

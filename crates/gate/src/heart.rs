@@ -2,6 +2,7 @@
 //! that are quick are never renewed.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -29,9 +30,10 @@ impl Heart {
     }
 
     pub(crate) fn forget(&self, pass: &Pass) {
-        let mut flights = self.flights();
-        if flights.get(&pass.key).is_some_and(|beat| beat.pass == *pass) {
-            flights.remove(&pass.key);
+        if let Entry::Occupied(beat) = self.flights().entry(pass.key)
+            && beat.get().pass == *pass
+        {
+            beat.remove();
         }
     }
 

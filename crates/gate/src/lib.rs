@@ -18,7 +18,7 @@
 //!
 //! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options.
 //! - `service`: one request, from its key to its answer; `flight`: the run in between, which a client that
-//!   hangs up does not end; `patience`: waiting for either.
+//!   hangs up does not end; `future`: what becomes of it then; `patience`: waiting.
 //! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of.
 //! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says, and `grpc`: how it says that to a gRPC call.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
@@ -32,6 +32,7 @@ pub mod claim;
 #[cfg(feature = "axum")]
 mod extract;
 mod flight;
+mod future;
 mod gate;
 mod grpc;
 mod heart;
@@ -49,6 +50,7 @@ pub use body::GateBody;
 pub use carry::carry;
 pub use claim::{Claim, Claimed};
 pub use flight::Doubt;
+pub use future::GateFuture;
 pub use gate::{Gate, GateBuilder};
 pub use oncebox_core::gate::{Caller, KeySyntax, OnDoubt, RequestKey};
 pub use policy::{InFlight, Policy, Profile, Store, Strategy};

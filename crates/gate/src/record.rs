@@ -74,15 +74,15 @@ fn map(fields: &Fields) -> HeaderMap {
 }
 
 /// The reply once more.
-pub(crate) fn replay(reply: Reply, policy: &Policy) -> Response<GateBody> {
+pub(crate) fn replay(reply: &Reply, policy: &Policy) -> Response<GateBody> {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::OK);
-    let Some(body) = reply.body else {
+    let Some(body) = &reply.body else {
         let location = reply.headers.iter().find(|(name, _)| name == LOCATION.as_str());
         let location = location.map(|(_, value)| value.clone());
         return Problem::NotRetained { status: reply.status, location }.answer(policy);
     };
     let trailers = Some(map(&reply.trailers)).filter(|trailers| !trailers.is_empty());
-    let mut response = Response::new(body::whole(Bytes::from(body), trailers));
+    let mut response = Response::new(body::whole(Bytes::copy_from_slice(body), trailers));
     *response.status_mut() = policy.replay_status.filter(|_| status.is_success()).unwrap_or(status);
     let headers = response.headers_mut();
     *headers = map(&reply.headers);

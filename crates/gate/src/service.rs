@@ -1,33 +1,35 @@
 //! One request, from its key to its answer.
 
-use std::pin::Pin;
+use std::future::ready;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use oncebox_core::gate::{
     Admission, AdmitRequest, Caller, Fingerprint, KeyMaker, KeySyntax, OnMismatch, Pass, ReceiptKey,
-    Receipts, Reply, RequestKey,
+    Receipts, RequestKey,
 };
 use oncebox_core::{Digest, Error, Kind, Timestamp};
 use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS};
-use crate::body::{self, BoxError, GateBody};
+use crate::body::{self, BoxError, Gap, GateBody};
 use crate::cache::Known;
 use crate::carry::Current;
 use crate::claim::{Claim, Sealed};
 use crate::flight::Flight;
+use crate::future::{Admitting, GateFuture};
 use crate::gate::{Gate, Inner, Running};
 use crate::grpc;
-use crate::patience::{ToItsEnd, within};
+use crate::patience::within;
 use crate::policy::{InFlight, Policy, Strategy};
 use crate::record;
 use crate::telemetry;
@@ -84,7 +86,7 @@ where
 {
     type Response = Response<GateBody>;
     type Error = I::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+    type Future = GateFuture<I::Error>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
@@ -94,47 +96,63 @@ where
         // The one that was polled ready is the one to call.
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
-        let gate = Arc::clone(&self.gate.0);
         let is_grpc = record::is_grpc(request.headers());
-        Box::pin(async move {
-            let response = match Entrance::open(&gate, request).await {
-                Way::Past(request, mark) => {
-                    let response = inner.call(request).await?.map(body::other);
-                    marked(response, mark)
-                }
-                Way::Refused(response) => response,
-                Way::Through(entrance, request) => entrance.pass(inner, request).await?,
-            };
-            Ok(if is_grpc { grpc::told(response) } else { response })
-        })
+        let told = move |response| if is_grpc { grpc::told(response) } else { response };
+        match Arrival::look(&self.gate.0, request) {
+            Way::Past(request) => GateFuture::new(async move {
+                let response = inner.call(request).await?;
+                Ok(told(response.map(body::other)))
+            }),
+            Way::Refused(response) => GateFuture::new(ready(Ok(told(response)))),
+            Way::In(arrival) => GateFuture::to_its_end(async move |admitting: Admitting| {
+                let response = match arrival.enter().await {
+                    Ok(visitor) => visitor.pass(inner, admitting).await?,
+                    Err(response) => response,
+                };
+                Ok(told(response))
+            }),
+        }
     }
 }
 
 /// What an unprotected reply is marked with.
-type Mark = Option<(HeaderName, &'static str)>;
+type Mark = (HeaderName, &'static str);
 
-fn marked(mut response: Response<GateBody>, mark: Mark) -> Response<GateBody> {
-    if let Some((name, value)) = mark {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
-    }
+fn marked(mut response: Response<GateBody>, (name, value): Mark) -> Response<GateBody> {
+    response.headers_mut().insert(name, HeaderValue::from_static(value));
     response
 }
 
 /// Where a request goes.
-enum Way<S: Receipts, B> {
+enum Way<S, B> {
     /// To the service, without protection.
-    Past(Request<B>, Mark),
+    Past(Request<B>),
     /// Nowhere.
     Refused(Response<GateBody>),
     /// To the service, if it is the first.
-    Through(Box<Entrance<S>>, Request<B>),
+    In(Box<Arrival<S, B>>),
 }
 
-/// A request whose key and body are known.
-struct Entrance<S: Receipts> {
+/// A request with a key, of which the body is yet to come.
+struct Arrival<S, B> {
     gate: Arc<Inner<S>>,
     policy: Arc<Policy>,
+    key: RequestKey,
+    caller: Caller,
+    request: Request<B>,
+}
+
+/// A request whose body is there, and what the store is asked about it.
+struct Visitor<S, B> {
+    request: Request<B>,
     key: IdempotencyKey,
+    entrance: Entrance<S>,
+}
+
+/// What is asked about a request, and what its answer means.
+struct Entrance<S> {
+    gate: Arc<Inner<S>>,
+    policy: Arc<Policy>,
     admit: AdmitRequest,
     /// By the clock of the cache: before anybody asked the store.
     asked: Timestamp,
@@ -147,168 +165,203 @@ enum Verdict {
     Unprotected(Mark),
 }
 
-impl<S: Receipts> Entrance<S> {
-    /// Reads key, caller and body.
-    async fn open<B>(gate: &Arc<Inner<S>>, mut request: Request<B>) -> Way<S, B>
-    where
-        B: Body<Data = Bytes> + From<Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        // What only we say, nobody says to us.
-        for ours in [REPLAYED, STATUS, CONFLICT] {
-            request.headers_mut().remove(ours);
+impl<S: Receipts, B> Arrival<S, B>
+where
+    B: Body<Data = Bytes> + From<Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    /// Reads key and caller.
+    fn look(gate: &Arc<Inner<S>>, mut request: Request<B>) -> Way<S, B> {
+        // What only we say, nobody says to us. Hardly anybody tries, and to look each of these up takes longer.
+        let is_ours = |name: &HeaderName| [REPLAYED, STATUS, CONFLICT].contains(name);
+        if request.headers().keys().any(is_ours) {
+            for ours in [REPLAYED, STATUS, CONFLICT] {
+                request.headers_mut().remove(ours);
+            }
         }
-        let policy = Arc::clone(gate.policy(request.uri().path()));
+        let policy = gate.policy(request.uri().path());
         if !policy.methods.contains(request.method()) || is_other_protocol(&request) {
-            return Way::Past(request, None);
+            return Way::Past(request);
         }
         let values = request.headers().get_all(KEY).iter().map(HeaderValue::as_bytes);
         let key = match RequestKey::parse(values, policy.key_syntax) {
             Ok(Some(key)) => key,
             Ok(None) if policy.required.contains(request.method()) => {
-                return Way::Refused(Problem::KeyMissing.answer(&policy));
+                return Way::Refused(Problem::KeyMissing.answer(policy));
             }
-            Ok(None) => return Way::Past(request, None),
-            Err(error) => return Way::Refused(Problem::KeyMalformed(error).answer(&policy)),
+            Ok(None) => return Way::Past(request),
+            Err(error) => return Way::Refused(Problem::KeyMalformed(error).answer(policy)),
         };
         let (parts, body) = request.into_parts();
-        let opened = match (gate.scope)(&parts) {
-            None => Err(Problem::CallerUnknown),
-            Some(caller) if is_foreign(&key, &caller, &policy) => Err(Problem::KeyOfAnother),
-            Some(caller) => read(&parts, body, &policy).await.map(|body| (caller, body)),
+        let problem = match (gate.scope)(&parts) {
+            None => Problem::CallerUnknown,
+            Some(caller) if is_foreign(&key, &caller, policy) => Problem::KeyOfAnother,
+            Some(_) if is_too_large(&parts, policy) => {
+                Problem::BodyTooLarge { limit: policy.max_request_body }
+            }
+            Some(caller) => {
+                let (gate, policy) = (Arc::clone(gate), Arc::clone(policy));
+                let request = Request::from_parts(parts, body);
+                return Way::In(Box::new(Self { gate, policy, key, caller, request }));
+            }
         };
-        let (caller, body) = match opened {
-            Ok(opened) => opened,
-            Err(problem) => return Way::Refused(problem.answer(&policy)),
+        Way::Refused(problem.answer(policy))
+    }
+
+    /// Reads the whole body, before anything is admitted: a client that does
+    /// not finish its request has not made one.
+    async fn enter(mut self: Box<Self>) -> Result<Box<Visitor<S, B>>, Response<GateBody>> {
+        let body = std::mem::replace(self.request.body_mut(), B::from(Bytes::new()));
+        let policy = Arc::clone(&self.policy);
+        let limit = policy.max_request_body;
+        let known = match body::gather(body, policy.stall, limit).await {
+            Ok(gathered) => self.know(gathered.data),
+            Err(Gap::TooLarge) => Err(Problem::BodyTooLarge { limit }),
+            Err(Gap::Broken) => Err(Problem::BodyBroken),
         };
+        known.map_err(|problem| problem.answer(&policy))
+    }
+
+    fn know(self, body: Bytes) -> Result<Box<Visitor<S, B>>, Problem> {
+        let Self { gate, policy, key, caller, mut request } = self;
         if policy.strategy == Strategy::ContentBased && !is_of_content(&key, &body) {
-            return Way::Refused(Problem::KeyNotOfContent.answer(&policy));
+            return Err(Problem::KeyNotOfContent);
         }
         let route = if policy.key_per_route {
-            format!("{} {}", parts.method, parts.uri.path())
+            format!("{} {}", request.method(), request.uri().path())
         } else {
             String::new()
         };
         let receipt = gate.keys.make(&caller, &route, &key);
-        let fingerprint = fingerprint(&parts, &body, &policy);
+        let fingerprint = fingerprint(&request, &body, &policy);
         let admit = admit_request(receipt, gate.tokens.draw(), fingerprint, &policy);
         let key = IdempotencyKey { key, receipt, keys: Arc::clone(&gate.keys) };
-        let entrance = Self { gate: Arc::clone(gate), policy, key, admit, asked: gate.cache.now() };
-        Way::Through(Box::new(entrance), Request::from_parts(parts, B::from(body)))
+        let asked = gate.cache.now();
+        *request.body_mut() = B::from(body);
+        Ok(Box::new(Visitor { request, key, entrance: Entrance { gate, policy, admit, asked } }))
     }
+}
 
+impl<S: Receipts, B: Send + 'static> Visitor<S, B> {
     /// Lets the request through if it is the first.
-    async fn pass<I, ReqB, ResB>(
-        self,
-        mut inner: I,
-        mut request: Request<ReqB>,
+    async fn pass<I, ResB>(
+        mut self: Box<Self>,
+        inner: I,
+        admitting: Admitting,
     ) -> Result<Response<GateBody>, I::Error>
     where
-        I: Service<Request<ReqB>, Response = Response<ResB>> + Send + 'static,
+        I: Service<Request<B>, Response = Response<ResB>> + Send + 'static,
         I::Future: Send,
         I::Error: Send + 'static,
-        ReqB: Send + 'static,
         ResB: Body<Data = Bytes> + Send + 'static,
         ResB::Error: Into<BoxError>,
     {
-        if let Some(response) = self.known() {
+        if let Some(response) = self.entrance.known() {
             return Ok(response);
         }
-        request.extensions_mut().insert(self.key.clone());
-        let current = Current::of(&self.key, request.headers());
-        if self.gate.is_transactional {
-            return self.pass_claim(inner, request, current).await;
-        }
-        let policy = Arc::clone(&self.policy);
+        let key = self.key.clone();
+        self.request.extensions_mut().insert(key);
+        let policy = Arc::clone(&self.entrance.policy);
         // With the admission: a client that hangs up during it must not leave a key that nobody runs.
-        let running = ToItsEnd::new(async move {
-            match self.admit().await {
-                Verdict::Answer(response) => Ok(response),
-                Verdict::Unprotected(mark) => {
-                    let response = current.run(async { inner.call(request).await }).await?;
-                    Ok(marked(response.map(body::other), mark))
-                }
-                Verdict::Run(pass) => {
-                    let flight = Flight::begin(self.gate, self.policy, (self.admit, self.asked), pass);
-                    // In a box: a future takes its room twice in each that it is handed on to, and 17 KiB
-                    // were moved for a request.
-                    let call = Box::pin(current.run(async move { inner.call(request).await }));
-                    flight.run(call).await
-                }
+        admitting.begin();
+        let passed = if self.entrance.gate.is_transactional {
+            AssertUnwindSafe(Box::pin(self.pass_claim(inner))).catch_unwind().await
+        } else {
+            AssertUnwindSafe(self.pass_admitted(inner)).catch_unwind().await
+        };
+        passed.unwrap_or_else(|_panic| Ok(Problem::Panicked.answer(&policy)))
+    }
+
+    async fn pass_admitted<I, ResB>(self: Box<Self>, mut inner: I) -> Result<Response<GateBody>, I::Error>
+    where
+        I: Service<Request<B>, Response = Response<ResB>> + Send + 'static,
+        I::Future: Send,
+        I::Error: Send + 'static,
+        ResB: Body<Data = Bytes> + Send + 'static,
+        ResB::Error: Into<BoxError>,
+    {
+        let verdict = self.entrance.admit().await;
+        let Self { request, key, entrance: Entrance { gate, policy, admit, asked } } = *self;
+        let pass = match verdict {
+            Verdict::Answer(response) => return Ok(response),
+            Verdict::Unprotected(mark) => {
+                let call = Current::of(key, request.headers()).call(|| inner.call(request));
+                return Ok(marked(call.await?.map(body::other), mark));
             }
-        });
-        running.await.unwrap_or_else(|| Ok(Problem::Panicked.answer(&policy)))
+            Verdict::Run(pass) => pass,
+        };
+        let flight = Flight::begin(gate, Arc::clone(&policy), (admit, asked), pass).await;
+        let Some(flight) = flight else { return Ok(Problem::Panicked.answer(&policy)) };
+        let current = Current::of(key, request.headers());
+        flight.run(catch_unwind(AssertUnwindSafe(|| current.call(|| inner.call(request))))).await
     }
 
     /// The handler claims the key in its own transaction, and is told there what is already decided.
-    async fn pass_claim<I, ReqB, ResB>(
-        self,
-        mut inner: I,
-        mut request: Request<ReqB>,
-        current: Current,
-    ) -> Result<Response<GateBody>, I::Error>
+    async fn pass_claim<I, ResB>(self: Box<Self>, mut inner: I) -> Result<Response<GateBody>, I::Error>
     where
-        I: Service<Request<ReqB>, Response = Response<ResB>> + Send + 'static,
+        I: Service<Request<B>, Response = Response<ResB>> + Send + 'static,
         I::Future: Send,
         I::Error: Send + 'static,
-        ReqB: Send + 'static,
         ResB: Body<Data = Bytes> + Send + 'static,
         ResB::Error: Into<BoxError>,
     {
         // Only keys that are there already count; all others are told by the claim itself.
-        if self.is_full().await
-            && let Verdict::Answer(response) = self.readmit().await
+        if self.entrance.is_full().await
+            && let Verdict::Answer(response) = self.entrance.readmit().await
         {
             return Ok(response);
         }
-        let policy = Arc::clone(&self.policy);
-        let gate = self.gate;
-        request.extensions_mut().insert(Claim {
-            gate: Arc::clone(&gate),
-            policy: Arc::clone(&policy),
-            admit: self.admit,
-            asked: self.asked,
-        });
-        let running = ToItsEnd::new(async move {
-            let _running = Running::begin(&gate);
-            current.run(async { inner.call(request).await }).await
-        });
-        let Some(response) = running.await else { return Ok(Problem::Panicked.answer(&policy)) };
-        let mut response = response?;
+        let Self { mut request, key, entrance: Entrance { gate, policy, admit, asked } } = *self;
+        let current = Current::of(key, request.headers());
+        let _running = Running::begin(&gate);
+        request.extensions_mut().insert(Claim { gate, policy, admit, asked });
+        let mut response = current.call(|| inner.call(request)).await?;
         if response.extensions_mut().remove::<Sealed>().is_none() {
             tracing::debug!("a handler behind a transactional gate has not sealed its reply");
         }
         Ok(response.map(body::other))
     }
+}
 
+impl<S: Receipts> Entrance<S> {
     /// Asks the store, as long as the policy waits for a request that runs.
     async fn admit(&self) -> Verdict {
-        if self.is_full().await {
-            return self.readmit().await;
+        // What is seldom needed is in a box, so that the others need not carry its room along.
+        if self.policy.max_keys.is_some() && Box::pin(self.is_full()).await {
+            return Box::pin(self.readmit()).await;
         }
+        match (self.ask().await, self.policy.in_flight) {
+            (Ok(told @ Admission::InFlight { .. }), InFlight::Wait(limit)) => {
+                Box::pin(self.wait(told, limit)).await
+            }
+            (Ok(admission), _) => self.told(admission),
+            (Err(verdict), _) => verdict,
+        }
+    }
+
+    async fn ask(&self) -> Result<Admission, Verdict> {
+        let asked = within(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
+        let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
+        match asked.unwrap_or_else(late) {
+            Ok(admission) => Ok(admission),
+            // A transaction is deciding it.
+            Err(error) if error.kind() == Kind::Busy => Ok(Admission::InFlight { left: self.policy.lease }),
+            Err(error) => {
+                // The store may have let it in, and its answer got lost.
+                let pass = Pass { key: self.admit.key, token: self.admit.token };
+                self.gate.disown(pass, self.policy.lease);
+                Err(self.without_store(&error))
+            }
+        }
+    }
+
+    /// Asks again until the request that runs has ended, for no longer than that.
+    async fn wait(&self, mut told: Admission, limit: Duration) -> Verdict {
         let (started, mut glance) = (Instant::now(), GLANCE);
-        loop {
-            let asked = within(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
-            let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
-            let admission = match asked.unwrap_or_else(late) {
-                Ok(admission) => admission,
-                // A transaction is deciding it.
-                Err(error) if error.kind() == Kind::Busy => Admission::InFlight { left: self.policy.lease },
-                Err(error) => {
-                    // The store may have let it in, and its answer got lost.
-                    let pass = Pass { key: self.admit.key, token: self.admit.token };
-                    self.gate.disown(pass, self.policy.lease);
-                    return self.without_store(&error);
-                }
-            };
-            let waits = match (&admission, self.policy.in_flight) {
-                (Admission::InFlight { .. }, InFlight::Wait(limit)) => {
-                    limit.saturating_sub(started.elapsed())
-                }
-                _ => Duration::ZERO,
-            };
+        while let Admission::InFlight { .. } = told {
+            let waits = limit.saturating_sub(started.elapsed());
             if waits.is_zero() {
-                return self.told(admission);
+                break;
             }
             if self.gate.heart.has(&self.admit.key) {
                 timeout(waits, self.until_landed()).await.ok();
@@ -319,7 +372,12 @@ impl<S: Receipts> Entrance<S> {
             if let Some(response) = self.known() {
                 return Verdict::Answer(response);
             }
+            told = match self.ask().await {
+                Ok(admission) => admission,
+                Err(verdict) => return verdict,
+            };
         }
+        self.told(told)
     }
 
     async fn is_full(&self) -> bool {
@@ -343,7 +401,7 @@ impl<S: Receipts> Entrance<S> {
     /// What needs no question.
     fn known(&self) -> Option<Response<GateBody>> {
         let response = match self.gate.cache.find(&self.admit)? {
-            Known::Replay(reply) => record::replay(Reply::clone(&reply), &self.policy),
+            Known::Replay(reply) => record::replay(&reply, &self.policy),
             Known::Mismatch if self.policy.strategy == Strategy::WarnButAllow => return None,
             Known::Mismatch => Problem::KeyReused.answer(&self.policy),
         };
@@ -370,7 +428,7 @@ impl<S: Receipts> Entrance<S> {
         telemetry::store_failed();
         // One that answers and cannot be understood is not down, and may know the request.
         if self.policy.fail_open && error.kind() == Kind::Unavailable {
-            return Verdict::Unprotected(Some((STATUS, "unprotected")));
+            return Verdict::Unprotected((STATUS, "unprotected"));
         }
         Verdict::Answer(Problem::StoreDown.answer(&self.policy))
     }
@@ -383,11 +441,12 @@ impl<S: Receipts> Entrance<S> {
                 return Verdict::Run(pass);
             }
             Admission::Replay { reply, left } => {
-                self.gate.cache.keep(&self.admit, self.asked, left, reply.clone());
-                return Verdict::Answer(record::replay(reply, &self.policy));
+                let response = record::replay(&reply, &self.policy);
+                self.gate.cache.keep(&self.admit, self.asked, left, reply);
+                return Verdict::Answer(response);
             }
             Admission::Mismatch if self.policy.strategy == Strategy::WarnButAllow => {
-                return Verdict::Unprotected(Some((CONFLICT, "allowed")));
+                return Verdict::Unprotected((CONFLICT, "allowed"));
             }
             Admission::Mismatch => Problem::KeyReused,
             Admission::InFlight { left } => Problem::InFlight { left },
@@ -411,37 +470,18 @@ fn is_of_content(key: &RequestKey, body: &[u8]) -> bool {
     key.as_str().strip_prefix("content:").is_none_or(|hash| hash == Digest::of(body).to_string())
 }
 
-/// The whole body, before anything is admitted: a client that does not finish
-/// its request has not made one.
-async fn read<B>(parts: &Parts, body: B, policy: &Policy) -> Result<Bytes, Problem>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    let too_large = Problem::BodyTooLarge { limit: policy.max_request_body };
+/// What says itself that it is too large need not be read.
+fn is_too_large(parts: &Parts, policy: &Policy) -> bool {
     let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|length: usize| length > policy.max_request_body) {
-        return Err(too_large);
-    }
-    let mut body = std::pin::pin!(Limited::new(body, policy.max_request_body));
-    let mut whole = BytesMut::new();
-    // However slow it is, as long as something comes.
-    while let Some(frame) = timeout(policy.stall, body.frame()).await.map_err(|_| Problem::BodyBroken)? {
-        match frame {
-            Ok(frame) => whole.extend_from_slice(frame.data_ref().unwrap_or(&Bytes::new())),
-            Err(error) if error.is::<LengthLimitError>() => return Err(too_large),
-            Err(_broken) => return Err(Problem::BodyBroken),
-        }
-    }
-    Ok(whole.freeze())
+    announced.is_some_and(|length: usize| length > policy.max_request_body)
 }
 
-fn fingerprint(parts: &Parts, body: &[u8], policy: &Policy) -> Fingerprint {
+fn fingerprint<B>(request: &Request<B>, body: &[u8], policy: &Policy) -> Fingerprint {
     let request = oncebox_core::gate::Request {
-        method: parts.method.as_str(),
-        path: parts.uri.path(),
-        query: parts.uri.query(),
-        content_type: parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()),
+        method: request.method().as_str(),
+        path: request.uri().path(),
+        query: request.uri().query(),
+        content_type: request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()),
         body,
     };
     if policy.raw_fingerprint {

@@ -27,7 +27,10 @@ impl Reply {
     /// Everything but the body, in bytes that a later build can read.
     #[must_use]
     pub fn head(&self) -> Vec<u8> {
-        let mut head = vec![VERSION, if self.body.is_none() { NO_BODY } else { 0 }];
+        let fields = self.headers.iter().chain(&self.trailers);
+        let size: usize = fields.map(|(name, value)| name.len() + value.len() + 8).sum();
+        let mut head = Vec::with_capacity(size + 12);
+        head.extend_from_slice(&[VERSION, if self.body.is_none() { NO_BODY } else { 0 }]);
         head.extend_from_slice(&self.status.to_be_bytes());
         for fields in [&self.headers, &self.trailers] {
             number(&mut head, fields.len());

@@ -2,7 +2,9 @@
 //! admitted inside a transaction is in flight for all others at once, and its
 //! receipt vanishes if the transaction does not commit.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
+use std::mem;
 use std::time::Duration;
 
 use oncebox_core::gate::receipt::{Receipt, Ruling, Standing, judge};
@@ -13,31 +15,61 @@ use super::store::{MemoryStore, MemoryTx, at, lock};
 
 /// What a receipt takes beside its reply, about: its places in the table and by age, and what allocations round up to.
 const OVERHEAD: usize = 512;
+/// Places that mean nothing any more are let be up to this many, or as many as there are receipts.
+const SLACK: usize = 1_024;
 
 struct Kept {
     receipt: Receipt,
-    reply: Option<Reply>,
+    reply: Option<Stored>,
+}
+
+/// A reply in two pieces, as tables have it: to copy every field of it takes longer, and more room.
+struct Stored {
+    head: Vec<u8>,
+    body: Option<Vec<u8>>,
+}
+
+impl Stored {
+    fn of(reply: &Reply) -> Self {
+        Self { head: reply.head(), body: reply.body.clone() }
+    }
+
+    fn size(&self) -> usize {
+        self.head.len() + self.body.as_ref().map_or(0, Vec::len)
+    }
 }
 
 impl Kept {
     fn size(&self) -> usize {
-        OVERHEAD + self.reply.as_ref().map_or(0, Reply::size)
+        OVERHEAD + self.reply.as_ref().map_or(0, Stored::size)
     }
 
     /// Nobody runs it, so it may be forgotten.
     const fn is_over(&self) -> bool {
         !matches!(self.receipt.standing, Standing::InFlight { .. })
     }
+
+    fn reply(&self) -> Result<Reply> {
+        match &self.reply {
+            Some(Stored { head, body }) => Reply::from_stored(head, body.clone()),
+            None => Ok(Reply::default()),
+        }
+    }
 }
+
+type Table = HashMap<ReceiptKey, Kept>;
+/// When the time of a receipt ends, and which one it is.
+type Place = (Timestamp, ReceiptKey);
 
 /// All receipts, and how much room they take.
 #[derive(Default)]
 pub(super) struct Shelf {
-    kept: HashMap<ReceiptKey, Kept>,
-    /// Those that are over, by the end of their time.
-    aging: BTreeSet<(Timestamp, ReceiptKey)>,
-    /// Those in flight, likewise.
-    running: BTreeSet<(Timestamp, ReceiptKey)>,
+    kept: Table,
+    /// Those in flight, by the end of their time.
+    running: BTreeSet<Place>,
+    /// Those that are over, likewise. There may be many, and a tree would have to be searched for each; a heap takes
+    /// what ends last at once. So one that ends later by now, or is gone, keeps its place here until that comes up.
+    aging: BinaryHeap<Reverse<Place>>,
     bytes: usize,
     /// How many each scope has.
     scopes: HashMap<[u8; 32], usize>,
@@ -50,43 +82,60 @@ impl Shelf {
         self.capacity = Some(bytes);
     }
 
+    /// In place of what was kept under this key, if anything was.
     fn set(&mut self, key: ReceiptKey, kept: Kept) {
         let (size, is_over, expires_at) = (kept.size(), kept.is_over(), kept.receipt.expires_at);
-        if let Some(before) = self.kept.insert(key, kept) {
-            self.strike(key, &before);
+        match self.kept.insert(key, kept) {
+            Some(before) => self.strike(key, &before),
+            None => *self.scopes.entry(key.scope).or_default() += 1,
         }
         self.bytes += size;
-        *self.scopes.entry(key.scope).or_default() += 1;
-        self.by_age(is_over).insert((expires_at, key));
+        if is_over {
+            self.age((expires_at, key));
+        } else {
+            self.running.insert((expires_at, key));
+        }
         // What is in flight stays.
         while self.capacity.is_some_and(|capacity| self.bytes > capacity) {
-            let Some((_, oldest)) = self.aging.first().copied() else { break };
-            self.remove(oldest);
+            let Some(Reverse(oldest)) = self.aging.pop() else { break };
+            if self.is_aging(&oldest) {
+                self.remove(oldest.1);
+            }
         }
+    }
+
+    fn age(&mut self, place: Place) {
+        self.aging.push(Reverse(place));
+        if self.aging.len() > 2 * self.kept.len() + SLACK {
+            let mut places = mem::take(&mut self.aging).into_vec();
+            places.retain(|Reverse(place)| self.is_aging(place));
+            places.sort_unstable();
+            places.dedup();
+            self.aging = places.into();
+        }
+    }
+
+    /// Whether a receipt is over, and that is its place.
+    fn is_aging(&self, (expires_at, key): &Place) -> bool {
+        let is_its = |kept: &Kept| kept.is_over() && kept.receipt.expires_at == *expires_at;
+        self.kept.get(key).is_some_and(is_its)
     }
 
     fn remove(&mut self, key: ReceiptKey) {
-        if let Some(kept) = self.kept.remove(&key) {
-            self.strike(key, &kept);
+        let Some(kept) = self.kept.remove(&key) else { return };
+        self.strike(key, &kept);
+        let Some(count) = self.scopes.get_mut(&key.scope) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.scopes.remove(&key.scope);
         }
     }
 
-    /// What is no longer kept takes no room, has no age and is not counted.
+    /// What is no longer kept takes no room and does not run.
     fn strike(&mut self, key: ReceiptKey, kept: &Kept) {
         self.bytes -= kept.size();
-        self.discount(key.scope);
-        self.by_age(kept.is_over()).remove(&(kept.receipt.expires_at, key));
-    }
-
-    const fn by_age(&mut self, is_over: bool) -> &mut BTreeSet<(Timestamp, ReceiptKey)> {
-        if is_over { &mut self.aging } else { &mut self.running }
-    }
-
-    fn discount(&mut self, scope: [u8; 32]) {
-        let Some(count) = self.scopes.get_mut(&scope) else { return };
-        *count -= 1;
-        if *count == 0 {
-            self.scopes.remove(&scope);
+        if !kept.is_over() {
+            self.running.remove(&(kept.receipt.expires_at, key));
         }
     }
 
@@ -94,24 +143,25 @@ impl Shelf {
         judge(self.kept.get(&request.key).map(|kept| &kept.receipt), request, now)
     }
 
-    fn told(&self, request: &AdmitRequest, ruling: Ruling, now: Timestamp) -> Admission {
-        match ruling {
+    fn told(&self, request: &AdmitRequest, ruling: Ruling, now: Timestamp) -> Result<Admission> {
+        Ok(match ruling {
             Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
             Ruling::Replay => {
                 let kept = self.kept.get(&request.key);
                 Admission::Replay {
-                    reply: kept.and_then(|kept| kept.reply.clone()).unwrap_or_default(),
+                    reply: kept.map(Kept::reply).transpose()?.unwrap_or_default(),
                     left: kept.map_or(Duration::ZERO, |kept| kept.receipt.expires_at.since(now)),
                 }
             }
             Ruling::InFlight { left } => Admission::InFlight { left },
             Ruling::Mismatch => Admission::Mismatch,
             Ruling::InDoubt => Admission::InDoubt,
-        }
+        })
     }
 
-    fn admit(&mut self, request: &AdmitRequest, now: Timestamp) -> Admission {
+    fn admit(&mut self, request: &AdmitRequest, now: Timestamp) -> Result<Admission> {
         let ruling = self.ruling(request, now);
+        let told = self.told(request, ruling, now)?;
         if ruling == Ruling::Admit {
             let receipt = Receipt {
                 fingerprint: request.fingerprint,
@@ -120,21 +170,20 @@ impl Shelf {
                 expires_at: now.plus(request.ttl),
             };
             self.set(request.key, Kept { receipt, reply: None });
-        }
-        let told = self.told(request, ruling, now);
-        if request.sliding && !matches!(ruling, Ruling::Admit | Ruling::Mismatch) {
+        } else if request.sliding && ruling != Ruling::Mismatch {
             self.slide(request.key, now.plus(request.ttl));
         }
-        told
+        Ok(told)
     }
 
     fn slide(&mut self, key: ReceiptKey, expires_at: Timestamp) {
         let Some(kept) = self.kept.get_mut(&key) else { return };
-        let before = std::mem::replace(&mut kept.receipt.expires_at, expires_at);
-        for by_age in [&mut self.aging, &mut self.running] {
-            if by_age.remove(&(before, key)) {
-                by_age.insert((expires_at, key));
-            }
+        let before = mem::replace(&mut kept.receipt.expires_at, expires_at);
+        if kept.is_over() {
+            self.age((expires_at, key));
+        } else {
+            self.running.remove(&(before, key));
+            self.running.insert((expires_at, key));
         }
     }
 
@@ -145,7 +194,7 @@ impl Shelf {
         is_held.then_some(receipt)
     }
 
-    fn end(&mut self, pass: &Pass, standing: Standing, reply: Option<Reply>) -> Result<()> {
+    fn end(&mut self, pass: &Pass, standing: Standing, reply: Option<Stored>) -> Result<()> {
         if let Some(receipt) = self.held(pass) {
             self.set(pass.key, Kept { receipt: Receipt { standing, ..receipt }, reply });
             return Ok(());
@@ -179,12 +228,21 @@ impl Shelf {
     }
 
     fn forget(&mut self, limit: usize, now: Timestamp) -> usize {
-        let both = [&self.aging, &self.running].into_iter();
-        let old = both.flat_map(|by_age| by_age.iter().take_while(|(expires_at, _)| *expires_at <= now));
-        let old = old.filter(|(_, key)| !self.is_running(*key, now));
-        let old: Vec<ReceiptKey> = old.take(limit).map(|(_, key)| *key).collect();
-        old.iter().for_each(|key| self.remove(*key));
-        old.len()
+        let mut gone = 0;
+        while gone < limit
+            && self.aging.peek().is_some_and(|Reverse((expires_at, _))| *expires_at <= now)
+            && let Some(Reverse(place)) = self.aging.pop()
+        {
+            if self.is_aging(&place) {
+                self.remove(place.1);
+                gone += 1;
+            }
+        }
+        let running = self.running.iter().take_while(|(expires_at, _)| *expires_at <= now);
+        let lost = running.filter(|(_, key)| !self.is_running(*key, now)).map(|(_, key)| *key);
+        let lost: Vec<ReceiptKey> = lost.take(limit - gone).collect();
+        lost.iter().for_each(|key| self.remove(*key));
+        gone + lost.len()
     }
 }
 
@@ -196,7 +254,7 @@ struct Entry {
     pass: Pass,
     /// Admitted by this transaction, and not before it.
     is_ours: bool,
-    reply: Option<Reply>,
+    reply: Option<Stored>,
 }
 
 impl Admitted {
@@ -224,7 +282,7 @@ impl Receipts for MemoryStore {
     const IN_MEMORY: bool = true;
 
     async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
-        Ok(self.state().receipts.admit(request, at(now)))
+        self.state().receipts.admit(request, at(now))
     }
 
     async fn admit_in(
@@ -233,7 +291,7 @@ impl Receipts for MemoryStore {
         request: &AdmitRequest,
         now: Option<Timestamp>,
     ) -> Result<Admission> {
-        let admission = lock(&tx.state).receipts.admit(request, at(now));
+        let admission = lock(&tx.state).receipts.admit(request, at(now))?;
         if let Admission::Proceed(pass) = admission {
             tx.admitted.0.push(Entry { pass, is_ours: true, reply: None });
         }
@@ -243,7 +301,7 @@ impl Receipts for MemoryStore {
     async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {
         let (state, now) = (self.state(), at(now));
         let ruling = state.receipts.ruling(request, now);
-        Ok((ruling != Ruling::Admit).then(|| state.receipts.told(request, ruling, now)))
+        (ruling != Ruling::Admit).then(|| state.receipts.told(request, ruling, now)).transpose()
     }
 
     async fn prolong(&self, passes: &[Pass], lease: Duration, now: Option<Timestamp>) -> Result<Vec<bool>> {
@@ -252,14 +310,16 @@ impl Receipts for MemoryStore {
     }
 
     async fn seal(&self, pass: &Pass, reply: &Reply) -> Result<()> {
-        self.state().receipts.end(pass, Standing::Sealed, Some(reply.clone()))
+        // Copied before anybody waits for it.
+        let reply = Some(Stored::of(reply));
+        self.state().receipts.end(pass, Standing::Sealed, reply)
     }
 
     async fn seal_in(&self, tx: &mut MemoryTx, pass: &Pass, reply: &Reply) -> Result<()> {
         if lock(&tx.state).receipts.held(pass).is_none() {
             return Err(Error::new(Kind::Fenced, "the request was admitted once more"));
         }
-        let reply = Some(reply.clone());
+        let reply = Some(Stored::of(reply));
         match tx.admitted.0.iter_mut().find(|entry| entry.pass == *pass) {
             Some(entry) => entry.reply = reply,
             None => tx.admitted.0.push(Entry { pass: *pass, is_ours: false, reply }),
