@@ -26,6 +26,9 @@ pub(crate) struct Current {
     messages: AtomicUsize,
 }
 
+/// What a handler does as such a request.
+pub(crate) type Call<F> = TaskLocalFuture<Arc<Current>, Pin<Box<F>>>;
+
 impl Current {
     pub(crate) fn of(key: IdempotencyKey, headers: &HeaderMap) -> Self {
         let text =
@@ -40,10 +43,7 @@ impl Current {
 
     /// Calls a handler as this request. What it does is put into a box at once: a future takes its room in each that
     /// it is handed on to, and 17 KiB were moved for a request.
-    pub(crate) fn call<F: Future>(
-        self,
-        handler: impl FnOnce() -> F,
-    ) -> TaskLocalFuture<Arc<Self>, Pin<Box<F>>> {
+    pub(crate) fn call<F: Future>(self, handler: impl FnOnce() -> F) -> Call<F> {
         let this = Arc::new(self);
         let call = CURRENT.sync_scope(Arc::clone(&this), || Box::pin(handler()));
         CURRENT.scope(this, call)

@@ -62,17 +62,16 @@ impl<S: Receipts> Drop for Flight<S> {
 }
 
 impl<S: Receipts> Flight<S> {
-    /// Keeps the lease from now on. `None` if a test lets it die here.
-    pub(crate) async fn begin(
+    /// Keeps the lease from now on.
+    pub(crate) fn begin(
         gate: Arc<Inner<S>>,
         policy: Arc<Policy>,
         (admit, asked): (AdmitRequest, Timestamp),
         pass: Pass,
-    ) -> Option<Arc<Self>> {
+    ) -> Arc<Self> {
         gate.keep(pass, policy.lease);
         let running = Running::begin(&gate);
-        let flight = Arc::new(Self { gate, policy, admit, asked, pass, _running: running });
-        if flight.dies_at(CrashPoint::H1).await { None } else { Some(flight) }
+        Arc::new(Self { gate, policy, admit, asked, pass, _running: running })
     }
 
     /// Runs the request to its end, whoever still listens. The call may have panicked before there was a future.
@@ -89,8 +88,9 @@ impl<S: Receipts> Flight<S> {
             Ok(call) => AssertUnwindSafe(call).catch_unwind().await,
             Err(panic) => Err(panic),
         };
-        match ran {
-            Ok(Ok(response)) => Ok(self.land(response).await),
+        let landed = ran.map(|ran| ran.map(|response| Landing::of(Arc::clone(&self), response)));
+        match landed {
+            Ok(Ok(landing)) => Ok(landing.land().await),
             Ok(Err(error)) => {
                 self.break_off().await;
                 Err(error)
@@ -120,66 +120,9 @@ impl<S: Receipts> Flight<S> {
         }
     }
 
-    async fn land<B>(self: Arc<Self>, response: Response<B>) -> Response<GateBody>
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        let (mut parts, body) = response.into_parts();
-        if parts.extensions.remove::<Doubt>().is_some() {
-            self.doubt().await;
-            return Response::from_parts(parts, body::other(body));
-        }
-        if record::is_endless(&parts) {
-            tracing::warn!("a reply without an end cannot be kept; its key is free again");
-            telemetry::bypassed();
-            self.withdraw().await;
-            return Response::from_parts(parts, body::other(body));
-        }
-        let may_be_kept = record::is_grpc(&parts.headers) || record::is_kept(&parts, None, &self.policy);
-        if !may_be_kept {
-            self.withdraw().await;
-            parts.headers.remove(STORE);
-            return Response::from_parts(parts, body::other(body));
-        }
-        let is_short =
-            body.size_hint().exact().is_some_and(|size| size <= self.policy.max_response_body as u64);
-        if is_short { self.collect(parts, body).await } else { self.tee(parts, body) }
-    }
-
-    /// The client gets its reply when it is kept.
-    async fn collect<B>(self: Arc<Self>, mut parts: Parts, body: B) -> Response<GateBody>
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        let Ok(Gathered { data, trailers }) = body::gather(body, self.policy.stall, usize::MAX).await else {
-            // It has run, and what it did nobody knows.
-            self.doubt().await;
-            return Problem::ReplyBroken.answer(&self.policy);
-        };
-        self.end(&parts, Some(&data), trailers.as_ref()).await;
-        parts.headers.remove(STORE);
-        Response::from_parts(parts, body::whole(data, trailers))
-    }
-
-    /// The client gets each piece as it comes, but for the last one: that it
-    /// gets when all of it is kept.
-    fn tee<B>(self: Arc<Self>, mut parts: Parts, body: B) -> Response<GateBody>
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        let (client, pieces) = mpsc::unbounded_channel();
-        let head = Response::from_parts(parts.clone(), ()).into_parts().0;
-        tokio::spawn(self.pump(head, Box::pin(body), client));
-        parts.headers.remove(STORE);
-        Response::from_parts(parts, body::handed(pieces))
-    }
-
     async fn pump<B>(
         self: Arc<Self>,
-        parts: Parts,
+        parts: Box<Parts>,
         mut body: std::pin::Pin<Box<B>>,
         client: mpsc::UnboundedSender<Parcel>,
     ) where
@@ -275,6 +218,80 @@ impl<S: Receipts> Flight<S> {
             }
         }
         tracing::error!("a reply could not be kept; when the lease is over, the request may run again");
+    }
+}
+
+/// A reply on its way to the client.
+struct Landing<S: Receipts, B> {
+    flight: Arc<Flight<S>>,
+    /// In a box: each step of the way would carry its room along.
+    parts: Box<Parts>,
+    body: B,
+}
+
+impl<S: Receipts, B> Landing<S, B>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    fn of(flight: Arc<Flight<S>>, response: Response<B>) -> Self {
+        let (parts, body) = response.into_parts();
+        Self { flight, parts: Box::new(parts), body }
+    }
+
+    async fn land(mut self) -> Response<GateBody> {
+        let policy = &self.flight.policy;
+        if self.parts.extensions.remove::<Doubt>().is_some() {
+            self.flight.doubt().await;
+            return self.hand_on();
+        }
+        if record::is_endless(&self.parts) {
+            tracing::warn!("a reply without an end cannot be kept; its key is free again");
+            telemetry::bypassed();
+            self.flight.withdraw().await;
+            return self.hand_on();
+        }
+        let may_be_kept = record::is_grpc(&self.parts.headers) || record::is_kept(&self.parts, None, policy);
+        if !may_be_kept {
+            self.flight.withdraw().await;
+            self.parts.headers.remove(STORE);
+            return self.hand_on();
+        }
+        let size = self.body.size_hint().exact();
+        if size.is_some_and(|size| size <= policy.max_response_body as u64) {
+            self.collect().await
+        } else {
+            self.tee()
+        }
+    }
+
+    /// As it is, kept or not.
+    fn hand_on(self) -> Response<GateBody> {
+        Response::from_parts(*self.parts, body::other(self.body))
+    }
+
+    /// The client gets its reply when it is kept.
+    async fn collect(self) -> Response<GateBody> {
+        let Self { flight, mut parts, body } = self;
+        let Ok(Gathered { data, trailers }) = body::gather(body, flight.policy.stall, usize::MAX).await
+        else {
+            // It has run, and what it did nobody knows.
+            flight.doubt().await;
+            return Problem::ReplyBroken.answer(&flight.policy);
+        };
+        flight.end(&parts, Some(&data), trailers.as_ref()).await;
+        parts.headers.remove(STORE);
+        Response::from_parts(*parts, body::whole(data, trailers))
+    }
+
+    /// The client gets each piece as it comes, but for the last one: that it
+    /// gets when all of it is kept.
+    fn tee(self) -> Response<GateBody> {
+        let Self { flight, mut parts, body } = self;
+        let (client, pieces) = mpsc::unbounded_channel();
+        tokio::spawn(flight.pump(parts.clone(), Box::pin(body), client));
+        parts.headers.remove(STORE);
+        Response::from_parts(*parts, body::handed(pieces))
     }
 }
 

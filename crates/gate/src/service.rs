@@ -4,6 +4,7 @@ use std::future::ready;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body;
+use oncebox_core::crash::CrashPoint;
 use oncebox_core::gate::{
     Admission, AdmitRequest, Caller, Fingerprint, KeyMaker, KeySyntax, OnMismatch, Pass, ReceiptKey,
     Receipts, RequestKey,
@@ -23,7 +25,7 @@ use tower_service::Service;
 use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS};
 use crate::body::{self, BoxError, Gap, GateBody};
 use crate::cache::Known;
-use crate::carry::Current;
+use crate::carry::{Call, Current};
 use crate::claim::{Claim, Sealed};
 use crate::flight::Flight;
 use crate::future::{Admitting, GateFuture};
@@ -105,11 +107,11 @@ where
             }),
             Way::Refused(response) => GateFuture::new(ready(Ok(told(response)))),
             Way::In(arrival) => GateFuture::to_its_end(async move |admitting: Admitting| {
-                let response = match arrival.enter().await {
-                    Ok(visitor) => visitor.pass(inner, admitting).await?,
-                    Err(response) => response,
+                let visitor = match arrival.enter().await {
+                    Ok(visitor) => visitor,
+                    Err(response) => return Ok(told(response)),
                 };
-                Ok(told(response))
+                visitor.pass(inner, admitting).await.map(told)
             }),
         }
     }
@@ -272,7 +274,7 @@ impl<S: Receipts, B: Send + 'static> Visitor<S, B> {
         passed.unwrap_or_else(|_panic| Ok(Problem::Panicked.answer(&policy)))
     }
 
-    async fn pass_admitted<I, ResB>(self: Box<Self>, mut inner: I) -> Result<Response<GateBody>, I::Error>
+    async fn pass_admitted<I, ResB>(self: Box<Self>, inner: I) -> Result<Response<GateBody>, I::Error>
     where
         I: Service<Request<B>, Response = Response<ResB>> + Send + 'static,
         I::Future: Send,
@@ -280,20 +282,35 @@ impl<S: Receipts, B: Send + 'static> Visitor<S, B> {
         ResB: Body<Data = Bytes> + Send + 'static,
         ResB::Error: Into<BoxError>,
     {
-        let verdict = self.entrance.admit().await;
-        let Self { request, key, entrance: Entrance { gate, policy, admit, asked } } = *self;
-        let pass = match verdict {
+        let pass = match self.entrance.admit().await {
+            Verdict::Run(pass) => pass,
             Verdict::Answer(response) => return Ok(response),
             Verdict::Unprotected(mark) => {
-                let call = Current::of(key, request.headers()).call(|| inner.call(request));
-                return Ok(marked(call.await?.map(body::other), mark));
+                let response = self.pass_unprotected(inner).await?;
+                return Ok(marked(response.map(body::other), mark));
             }
-            Verdict::Run(pass) => pass,
         };
-        let flight = Flight::begin(gate, Arc::clone(&policy), (admit, asked), pass).await;
-        let Some(flight) = flight else { return Ok(Problem::Panicked.answer(&policy)) };
+        if self.entrance.gate.probe.reach(CrashPoint::H1).await.is_err() {
+            return Ok(Problem::Panicked.answer(&self.entrance.policy));
+        }
+        let (flight, call) = self.take_off(pass, inner);
+        flight.run(call).await
+    }
+
+    fn pass_unprotected<I: Service<Request<B>>>(self, mut inner: I) -> Call<I::Future> {
+        let Self { request, key, .. } = self;
+        Current::of(key, request.headers()).call(|| inner.call(request))
+    }
+
+    /// Calls the service. Not in the future above, which would have to carry the request along until the end.
+    fn take_off<I>(self, pass: Pass, mut inner: I) -> (Arc<Flight<S>>, thread::Result<Call<I::Future>>)
+    where
+        I: Service<Request<B>>,
+    {
+        let Self { request, key, entrance: Entrance { gate, policy, admit, asked } } = self;
+        let flight = Flight::begin(gate, policy, (admit, asked), pass);
         let current = Current::of(key, request.headers());
-        flight.run(catch_unwind(AssertUnwindSafe(|| current.call(|| inner.call(request))))).await
+        (flight, catch_unwind(AssertUnwindSafe(|| current.call(|| inner.call(request)))))
     }
 
     /// The handler claims the key in its own transaction, and is told there what is already decided.

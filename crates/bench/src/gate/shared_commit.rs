@@ -9,6 +9,7 @@ use oncebox_core::gate::{
 use oncebox_stores::sqlite::{SqliteStore, migrate};
 use tokio::task::JoinSet;
 
+use crate::machine::TempDir;
 use crate::rounds::interleave;
 
 fn request(number: u64) -> AdmitRequest {
@@ -26,7 +27,7 @@ fn request(number: u64) -> AdmitRequest {
 }
 
 /// Admits and seals requests, so many at once; tells how many a second.
-async fn rate(store: &SqliteStore, first: u64, requests: u64, at_once: u64) -> f64 {
+async fn rate(store: &SqliteStore, requests: u64, at_once: u64) -> f64 {
     let started = Instant::now();
     let mut tasks = JoinSet::new();
     for task in 0..at_once {
@@ -34,7 +35,7 @@ async fn rate(store: &SqliteStore, first: u64, requests: u64, at_once: u64) -> f
         tasks.spawn(async move {
             let reply = Reply { status: 201, body: Some(vec![b'x'; 300]), ..Reply::default() };
             for n in 0..requests / at_once {
-                let request = request(first + n * at_once + task);
+                let request = request(n * at_once + task);
                 let admission = store.admit(&request, None).await.expect("an admission");
                 let Admission::Proceed(pass) = admission else { panic!("{admission:?}") };
                 store.seal(&pass, &reply).await.expect("a seal");
@@ -48,20 +49,19 @@ async fn rate(store: &SqliteStore, first: u64, requests: u64, at_once: u64) -> f
 /// What is measured here.
 pub(super) const NAME: &str = "sqlite.shared_commit.64_vs_1";
 
-/// 64 clients at once, whose receipts share commits, against one, whose do not, in each round.
+/// 64 clients at once, whose receipts share commits, against one, whose do not, in each round, both in a database of
+/// their own.
 pub(super) async fn measure(rounds: usize, requests: usize) -> Vec<(f64, f64)> {
-    let folder = std::env::temp_dir().join(format!("oncebox-bench-gate-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let store =
-        SqliteStore::create(folder.join("gate.db").to_str().expect("a path")).await.expect("a database");
-    migrate::up(&store).await.expect("tables");
-    let next = std::cell::Cell::new(0);
     let requests = requests as u64;
-    let from = || next.replace(next.get() + requests);
-    let together = async || rate(&store, from(), requests, 64).await;
-    let alone = async || rate(&store, from(), requests / 16, 1).await;
-    let measured = interleave(rounds, together, alone).await;
+    interleave(rounds, async || fresh(requests, 64).await, async || fresh(requests / 16, 1).await).await
+}
+
+async fn fresh(requests: u64, at_once: u64) -> f64 {
+    let folder = TempDir::new();
+    let file = folder.0.join("gate.db");
+    let store = SqliteStore::create(file.to_str().expect("a path")).await.expect("a database");
+    migrate::up(&store).await.expect("tables");
+    let rate = rate(&store, requests, at_once).await;
     store.pool().close().await;
-    std::fs::remove_dir_all(&folder).ok();
-    measured
+    rate
 }

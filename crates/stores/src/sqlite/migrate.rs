@@ -24,6 +24,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 3, name: "depot", text: include_str!("migrations/0003_depot.sql") },
     Migration { version: 4, name: "gate", text: include_str!("migrations/0004_gate.sql") },
     Migration { version: 5, name: "place", text: include_str!("migrations/0005_place.sql") },
+    Migration { version: 6, name: "receipt", text: include_str!("migrations/0006_receipt.sql") },
 ];
 const TABLE: &str = include_str!("sql/migration_table.sql");
 const READ: &str = "cannot read which migrations are applied";

@@ -1,7 +1,7 @@
 -- What still runs is not forgotten under its feet.
 DELETE FROM oncebox_receipt
-WHERE (scope, key) IN (
-    SELECT scope, key
+WHERE number IN (
+    SELECT number
     FROM oncebox_receipt
     WHERE expires_at <= coalesce(?2, CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER))
         AND (state <> 'in_flight'

@@ -1,5 +1,11 @@
 //! Migrations, the start-up check, and names of tables.
 
+use std::time::Duration;
+
+use oncebox_core::gate::{
+    Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, Pass, ReceiptKey, Receipts as _, Reply,
+};
+
 use super::*;
 
 #[tokio::test]
@@ -28,7 +34,7 @@ async fn migrating_twice_or_at_the_same_time_applies_everything_once() {
 
     let (left, right) = tokio::join!(migrate::up(&stores[0]), migrate::up(&stores[1]));
 
-    assert_eq!(left.unwrap().len() + right.unwrap().len(), 5);
+    assert_eq!(left.unwrap().len() + right.unwrap().len(), 6);
     assert!(migrate::up(&stores[0]).await.unwrap().is_empty());
     let status = migrate::status(&stores[0]).await.unwrap();
     assert!(status.iter().all(|s| s.state == MigrationState::Applied && s.applied_at.is_some()));
@@ -51,9 +57,43 @@ async fn a_database_of_version_one_with_relays_at_work_is_moved_forward() {
     store.verify().await.unwrap();
     store.claim(&request("new"), None).await.unwrap();
 
-    assert_eq!(applied.iter().map(|applied| applied.version).collect::<Vec<_>>(), [2, 3, 4, 5]);
+    assert_eq!(applied.iter().map(|applied| applied.version).collect::<Vec<_>>(), [2, 3, 4, 5, 6]);
     let status = store.status().await.unwrap();
     assert_eq!((status.sinks[0].relays, &status.sinks[0].outage), (2, &None));
+}
+
+#[tokio::test]
+async fn receipts_from_before_migration_six_are_kept() {
+    let database = Database::new();
+    let store = database.store().await;
+    let request = AdmitRequest {
+        key: ReceiptKey { scope: [1; 32], key: [2; 32] },
+        token: 7,
+        fingerprint: Fingerprint::from_bytes([3; 32]),
+        lease: Duration::from_secs(30),
+        ttl: Duration::from_secs(3600),
+        sliding: false,
+        on_doubt: OnDoubt::Retry,
+        on_mismatch: OnMismatch::Refuse,
+    };
+    let reply = Reply { status: 201, body: Some(b"done".to_vec()), ..Reply::default() };
+    let pass = Pass { key: request.key, token: request.token };
+    assert_eq!(store.admit(&request, None).await.unwrap(), Admission::Proceed(pass));
+    store.seal(&pass, &reply).await.unwrap();
+    let back = format!(
+        "ALTER TABLE oncebox_receipt RENAME TO new; DROP INDEX oncebox_receipt_age; {} \
+         INSERT INTO oncebox_receipt SELECT scope, key, fingerprint, state, token, lease_until, admitted_at, \
+         expires_at, head, body FROM new; DROP TABLE new; DELETE FROM oncebox_migration WHERE version > 5;",
+        include_str!("../../../src/sqlite/migrations/0004_gate.sql"),
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(back)).execute(store.pool()).await.unwrap();
+    assert!(config_text(store.verify().await.unwrap_err()).contains("lacks migration 0006_receipt"));
+
+    migrate::up(&store).await.unwrap();
+
+    store.verify().await.unwrap();
+    let told = store.admit(&request, None).await.unwrap();
+    assert!(matches!(&told, Admission::Replay { reply: kept, .. } if *kept == reply), "{told:?}");
 }
 
 #[tokio::test]
