@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 use tokio::task::JoinSet;
 
 use super::load::Keys;
@@ -11,16 +12,22 @@ use crate::lab::postgres::PostgresLab;
 use crate::report::{Target, median};
 
 const CLIENTS: usize = 8;
+/// The server waits that long before each flush, as a disk across a network would. Where a flush takes a tenth of a
+/// millisecond, what is compared is processor time.
+const SLOW_DISK: &str = "postgres.claimed_vs_insert_slow_disk.8.rate";
+const FLUSH_MICROS: &str = "3000";
 const INSERT: &str = "INSERT INTO bench_order (customer, sequence, amount) VALUES ('bench', 1, 1)";
 
 pub(super) async fn measure(run: &mut Run, url: &str) {
     let lab = PostgresLab::create(url).await;
     let with = |before| Service { store: lab.url(), ..Service::new(before) };
-    if run.wants("postgres.claimed_vs_insert.8.rate") {
-        let (ours, bare) = (run.durable(CLIENTS, Keys::Unique), run.durable(CLIENTS, Keys::None));
-        let rounds = run.compare((&with(Before::Claimed), ours), (&with(Before::Insert), bare)).await;
-        let rates = of(&rounds, |report| report.rate);
-        run.report("postgres.claimed_vs_insert.8.rate", "requests/s", rates, Target::AtLeast(0.9));
+    claimed_vs_insert(run, "postgres.claimed_vs_insert.8.rate", lab.url()).await;
+    if run.wants(SLOW_DISK) {
+        let options = lab.options().options([("commit_delay", FLUSH_MICROS), ("commit_siblings", "0")]);
+        match PgConnection::connect_with(&options).await {
+            Ok(_) => claimed_vs_insert(run, SLOW_DISK, options.to_url_lossy().to_string()).await,
+            Err(error) => run.not_available(SLOW_DISK, &format!("commits cannot be slowed down: {error}")),
+        }
     }
     if run.wants("postgres.claimed_vs_by_hand.8.rate") {
         let load = run.durable(CLIENTS, Keys::Unique);
@@ -34,6 +41,17 @@ pub(super) async fn measure(run: &mut Run, url: &str) {
     }
     slow::one(run, "postgres", with(Before::Postgres)).await;
     lab.drop().await;
+}
+
+/// A handler that inserts a row, behind a transactional gate and without one.
+async fn claimed_vs_insert(run: &mut Run, name: &str, url: String) {
+    if run.wants(name) {
+        let with = |before| Service { store: url.clone(), ..Service::new(before) };
+        let (ours, bare) = (run.durable(CLIENTS, Keys::Unique), run.durable(CLIENTS, Keys::None));
+        let rounds = run.compare((&with(Before::Claimed), ours), (&with(Before::Insert), bare)).await;
+        let rates = of(&rounds, |report| report.rate);
+        run.report(name, "requests/s", rates, Target::AtLeast(0.9));
+    }
 }
 
 /// A request with a handler of 5 ms, against one without the gate and 2.2
