@@ -5,12 +5,14 @@
 //! one round trip: the pool asks a connection whether it is alive before it
 //! lends it and once more when it gets it back. Here the question tells.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use oncebox_core::{Error, Kind, Result};
+use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
 use super::error::failed;
@@ -28,62 +30,182 @@ pub(super) trait Question: Sync {
 }
 
 /// A few connections that are opened when they are needed, and kept.
+///
+/// To open one takes as long as many questions, so nobody waits for that who
+/// could have one that comes back sooner, and they are opened one at a time.
 pub(super) struct Hotline {
-    lines: Semaphore,
+    /// The most there are.
+    most: usize,
+    /// Each asks in its turn, as many at a time as there may be connections.
+    turns: Semaphore,
+    state: Mutex<State>,
+    /// Whoever has a turn and no connection yet.
+    waiting: AtomicUsize,
+    /// A connection has come, or none will.
+    come: Notify,
+    /// Held by each that is open or about to be.
+    places: Arc<()>,
+}
+
+#[derive(Default)]
+struct State {
     /// The one that was used last is used next, so that no more stay warm than are needed.
-    idle: Mutex<Vec<PgConnection>>,
+    idle: Vec<Line>,
+    is_opening: bool,
+    /// How often none could be opened, and why not.
+    failures: usize,
+    failure: Option<(Kind, String)>,
+}
+
+struct Line {
+    connection: PgConnection,
+    /// It may have died since.
+    was_used: bool,
+    _place: Arc<()>,
+}
+
+/// Counts as waiting while it lives.
+struct Waiting<'h>(&'h AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Opens connections; if its runtime ends under it, the next question calls another.
+struct Opening {
+    hotline: Arc<Hotline>,
+    /// It has said so itself; by now another may be at it.
+    is_over: bool,
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.hotline.state().is_opening = false;
+            self.hotline.come.notify_waiters();
+        }
+    }
 }
 
 impl Hotline {
     pub(super) fn new(lines: usize) -> Self {
-        Self { lines: Semaphore::new(lines), idle: Mutex::default() }
+        Self {
+            most: lines,
+            turns: Semaphore::new(lines),
+            state: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            come: Notify::new(),
+            places: Arc::new(()),
+        }
     }
 
     /// Asks, and if a connection has died since it was last used, on another one.
-    pub(super) async fn ask<Q: Question>(&self, store: &PostgresStore, question: &Q) -> Result<Q::Answer> {
+    pub(super) async fn ask<Q: Question>(
+        self: &Arc<Self>,
+        store: &PostgresStore,
+        question: &Q,
+    ) -> Result<Q::Answer> {
         let late = |_elapsed| {
             // The others may lead nowhere, too: let nobody else find that out one after the other.
-            self.idle().clear();
+            self.state().idle.clear();
             Err(Error::new(Kind::Unavailable, "the database did not answer in time"))
         };
         timeout(PATIENCE, self.ask_on_a_line(store, question)).await.unwrap_or_else(late)
     }
 
-    async fn ask_on_a_line<Q: Question>(&self, store: &PostgresStore, question: &Q) -> Result<Q::Answer> {
-        let _line = self.lines.acquire().await;
-        if store.pool().is_closed() {
-            self.idle().clear();
-            return Err(failed("the store is closed")(sqlx::Error::PoolClosed));
-        }
-        // Out of its place while it is used: a call that is dropped half way takes
-        // it along, and no answer is left over for the next one.
-        while let Some(mut connection) = self.take() {
-            match question.ask(&mut connection).await {
+    async fn ask_on_a_line<Q: Question>(
+        self: &Arc<Self>,
+        store: &PostgresStore,
+        question: &Q,
+    ) -> Result<Q::Answer> {
+        let _turn = self.turns.acquire().await;
+        loop {
+            if store.pool().is_closed() {
+                self.state().idle.clear();
+                return Err(failed("the store is closed")(sqlx::Error::PoolClosed));
+            }
+            // Out of its place while it is used: a call that is dropped half way takes
+            // it along, and no answer is left over for the next one.
+            let mut line = self.line(store).await?;
+            match question.ask(&mut line.connection).await {
                 // It died while it was idle, or with the runtime it was opened on.
-                Err(error) if error.kind() == Kind::Unavailable => {}
-                answer => return self.put_back(connection, answer),
+                Err(error) if line.was_used && error.kind() == Kind::Unavailable => {}
+                // One that has failed is not kept.
+                Err(error) => return Err(error),
+                Ok(answer) => {
+                    line.was_used = true;
+                    self.put(line);
+                    return Ok(answer);
+                }
             }
         }
-        let options = store.pool().connect_options();
-        let connecting = PgConnection::connect_with(&options).await;
-        let mut connection = connecting.map_err(failed("cannot connect beside the pool"))?;
-        let answer = question.ask(&mut connection).await;
-        self.put_back(connection, answer)
     }
 
-    /// One that has failed is not kept.
-    fn put_back<T>(&self, connection: PgConnection, answer: Result<T>) -> Result<T> {
-        if answer.is_ok() {
-            self.idle().push(connection);
+    /// A connection, as soon as one comes back or is opened.
+    async fn line(self: &Arc<Self>, store: &PostgresStore) -> Result<Line> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let _waiting = Waiting(&self.waiting);
+        let failures = self.state().failures;
+        loop {
+            let come = self.come.notified();
+            tokio::pin!(come);
+            // Before the look: what comes between it and the wait is not missed.
+            come.as_mut().enable();
+            {
+                let mut state = self.state();
+                if let Some(line) = state.idle.pop() {
+                    return Ok(line);
+                }
+                if let Some((kind, text)) = state.failure.as_ref().filter(|_| state.failures != failures) {
+                    return Err(Error::new(*kind, text.clone()));
+                }
+                if !state.is_opening && self.has_room() {
+                    state.is_opening = true;
+                    let opening = Opening { hotline: Arc::clone(self), is_over: false };
+                    tokio::spawn(opening.open(store.pool().connect_options()));
+                }
+            }
+            come.await;
         }
-        answer
     }
 
-    fn take(&self) -> Option<PgConnection> {
-        self.idle().pop()
+    fn has_room(&self) -> bool {
+        // One is the hotline's own.
+        Arc::strong_count(&self.places) <= self.most
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<PgConnection>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn put(&self, line: Line) {
+        self.state().idle.push(line);
+        self.come.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Opening {
+    /// Opens connections until nobody waits for one any more.
+    async fn open(mut self, options: Arc<PgConnectOptions>) {
+        let hotline = Arc::clone(&self.hotline);
+        while !self.is_over {
+            let place = Arc::clone(&hotline.places);
+            let late = |_elapsed| Err(sqlx::Error::PoolTimedOut);
+            let opened = timeout(PATIENCE, PgConnection::connect_with(&options)).await.unwrap_or_else(late);
+            match opened.map_err(failed("cannot connect beside the pool")) {
+                Ok(connection) => hotline.put(Line { connection, was_used: false, _place: place }),
+                Err(error) => {
+                    let mut state = hotline.state();
+                    state.failures += 1;
+                    state.failure = Some((error.kind(), error.chain()));
+                    return;
+                }
+            }
+            let mut state = hotline.state();
+            self.is_over = hotline.waiting.load(Ordering::SeqCst) <= state.idle.len() || !hotline.has_room();
+            state.is_opening = !self.is_over;
+        }
     }
 }
