@@ -39,25 +39,22 @@ where
     B: Body<Data = Bytes>,
 {
     let mut body = pin!(body);
-    let (mut data, mut trailers) = (Bytes::new(), None);
+    // Most bodies are one piece, and that need not be copied.
+    let (mut first, mut more, mut trailers) = (Bytes::new(), BytesMut::new(), None);
     while let Some(frame) = within(stall, body.frame()).await.map_err(|_elapsed| Gap::Broken)? {
-        let frame = match frame.map_err(|_broken| Gap::Broken)?.into_data() {
-            Ok(more) if data.len() + more.len() > limit => return Err(Gap::TooLarge),
-            // Most bodies are one piece, and that need not be copied.
-            Ok(more) if data.is_empty() => {
-                data = more;
-                continue;
+        match frame.map_err(|_broken| Gap::Broken)?.into_data() {
+            Ok(piece) if first.len().max(more.len()) + piece.len() > limit => return Err(Gap::TooLarge),
+            Ok(piece) if first.is_empty() => first = piece,
+            Ok(piece) => {
+                if more.is_empty() {
+                    more.extend_from_slice(&first);
+                }
+                more.extend_from_slice(&piece);
             }
-            Ok(more) => {
-                let mut whole = BytesMut::from(data);
-                whole.extend_from_slice(&more);
-                data = whole.freeze();
-                continue;
-            }
-            Err(frame) => frame,
-        };
-        trailers = frame.into_trailers().ok();
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
     }
+    let data = if more.is_empty() { first } else { more.freeze() };
     Ok(Gathered { data, trailers })
 }
 
@@ -93,4 +90,40 @@ where
     B::Error: Into<BoxError>,
 {
     body.map_err(Into::into).boxed_unsync()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(5);
+
+    async fn gathered(pieces: &[&'static [u8]], limit: usize) -> Option<Bytes> {
+        let frames: Vec<Piece> =
+            pieces.iter().map(|piece| Ok(Frame::data(Bytes::from_static(piece)))).collect();
+        gather(StreamBody::new(stream::iter(frames)), STALL, limit).await.ok().map(|gathered| gathered.data)
+    }
+
+    #[tokio::test]
+    async fn a_body_is_whole_in_however_many_pieces_it_comes() {
+        let cases: [(&[&[u8]], &[u8]); 5] = [
+            (&[], b""),
+            (&[b"", b""], b""),
+            (&[b"one"], b"one"),
+            (&[b"", b"one", b"", b" and two"], b"one and two"),
+            (&[b"a", b"b", b"c", b"d"], b"abcd"),
+        ];
+        for (pieces, whole) in cases {
+            assert_eq!(gathered(pieces, 11).await.as_deref(), Some(whole), "{pieces:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn it_may_be_as_large_as_allowed_and_no_larger() {
+        assert!(gathered(&[b"four"], 4).await.is_some());
+        assert!(gathered(&[b"fo", b"ur"], 4).await.is_some());
+        assert!(gathered(&[b"fiver"], 4).await.is_none());
+        assert!(gathered(&[b"fiv", b"er"], 4).await.is_none());
+        assert!(gathered(&[b"fi", b"v", b"er"], 4).await.is_none());
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
+use sqlx::{Connection as _, PgConnection};
 use tokio::task::JoinSet;
 
 use super::load::Keys;
@@ -23,9 +23,9 @@ pub(super) async fn measure(run: &mut Run, url: &str) {
     let with = |before| Service { store: lab.url(), ..Service::new(before) };
     claimed_vs_insert(run, "postgres.claimed_vs_insert.8.rate", lab.url()).await;
     if run.wants(SLOW_DISK) {
-        let options = lab.options().options([("commit_delay", FLUSH_MICROS), ("commit_siblings", "0")]);
-        match PgConnection::connect_with(&options).await {
-            Ok(_) => claimed_vs_insert(run, SLOW_DISK, options.to_url_lossy().to_string()).await,
+        let url = format!("{}&options[commit_delay]={FLUSH_MICROS}&options[commit_siblings]=0", lab.url());
+        match PgConnection::connect(&url).await {
+            Ok(_) => claimed_vs_insert(run, SLOW_DISK, url).await,
             Err(error) => run.not_available(SLOW_DISK, &format!("commits cannot be slowed down: {error}")),
         }
     }
