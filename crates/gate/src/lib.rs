@@ -17,18 +17,20 @@
 //! # Layout, in reading order
 //!
 //! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options.
-//! - `service`: one request, from its key to its answer; `flight`: the run in between, which a client that
-//!   hangs up does not end; `future`: what becomes of it then; `patience`: waiting.
+//! - `service`: one request, from its `arrival`, with key and body, through the `entrance`, where the store is
+//!   asked, to its answer; `flight`: the run in between, which a client that hangs up does not end; `future`: what becomes of it then; `patience`: waiting.
 //! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of.
 //! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says, and `grpc`: how it says that to a gRPC call.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
 //! - `extract`: the same for axum. [`carry`]: what messages inherit from a request.
 
 mod answer;
+mod arrival;
 mod body;
 mod cache;
 mod carry;
 pub mod claim;
+mod entrance;
 #[cfg(feature = "axum")]
 mod extract;
 mod flight;

@@ -348,3 +348,61 @@ impl Receipts for MemoryStore {
         Ok(self.state().receipts.forget(limit, at(now)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use oncebox_core::gate::{Fingerprint, OnDoubt, OnMismatch};
+
+    use super::*;
+
+    const fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_micros(seconds * 1_000_000)
+    }
+
+    fn request(number: u8) -> AdmitRequest {
+        AdmitRequest {
+            key: ReceiptKey { scope: [0; 32], key: [number; 32] },
+            token: 1,
+            fingerprint: Fingerprint::from_bytes([0; 32]),
+            lease: Duration::from_secs(30),
+            ttl: Duration::from_secs(100),
+            sliding: true,
+            on_doubt: OnDoubt::Retry,
+            on_mismatch: OnMismatch::Refuse,
+        }
+    }
+
+    fn sealed(shelf: &mut Shelf, request: &AdmitRequest, now: Timestamp) {
+        shelf.admit(request, now).unwrap();
+        let pass = Pass { key: request.key, token: request.token };
+        shelf.end(&pass, Standing::Sealed, Some(Stored::of(&Reply::default()))).unwrap();
+    }
+
+    #[test]
+    fn a_receipt_that_is_kept_for_longer_and_longer_takes_a_bounded_room_and_goes_once() {
+        let mut shelf = Shelf::default();
+        sealed(&mut shelf, &request(1), at(0));
+
+        for second in 1..10_000 {
+            assert!(matches!(shelf.admit(&request(1), at(second)), Ok(Admission::Replay { .. })));
+            assert!(shelf.aging.len() <= 2 * shelf.kept.len() + SLACK, "{}", shelf.aging.len());
+        }
+
+        assert_eq!(shelf.forget(10, at(10_098)), 0, "kept for another 100 s by the last copy");
+        assert_eq!((shelf.forget(10, at(10_099)), shelf.kept.len(), shelf.bytes), (1, 0, 0));
+    }
+
+    #[test]
+    fn one_that_comes_and_goes_within_a_moment_is_counted_once() {
+        let mut shelf = Shelf::default();
+        for _ in 0..3_000 {
+            sealed(&mut shelf, &request(1), at(0));
+            shelf.remove(request(1).key);
+        }
+        sealed(&mut shelf, &request(1), at(0));
+
+        assert!(shelf.aging.len() <= 2 * shelf.kept.len() + SLACK, "{}", shelf.aging.len());
+        assert_eq!(shelf.forget(10, at(100)), 1);
+        assert!(shelf.scopes.is_empty());
+    }
+}

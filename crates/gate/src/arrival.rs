@@ -1,0 +1,168 @@
+//! A request as it comes in: whether it has a key, whose that is, and all of its body.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Method, Request, Response};
+use http_body::Body;
+use oncebox_core::Digest;
+use oncebox_core::gate::{
+    AdmitRequest, Caller, Fingerprint, KeySyntax, OnMismatch, ReceiptKey, Receipts, RequestKey,
+};
+
+use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS};
+use crate::body::{self, BoxError, Gap, GateBody};
+use crate::entrance::Entrance;
+use crate::gate::Inner;
+use crate::policy::{Policy, Strategy};
+use crate::service::{IdempotencyKey, Visitor};
+
+/// The header that carries the key.
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Where a request goes.
+pub(crate) enum Way<S, B> {
+    /// To the service, without protection.
+    Past(Request<B>),
+    /// Nowhere.
+    Refused(Response<GateBody>),
+    /// To the service, if it is the first.
+    In(Box<Arrival<S, B>>),
+}
+
+/// A request with a key, of which the body is yet to come.
+pub(crate) struct Arrival<S, B> {
+    gate: Arc<Inner<S>>,
+    policy: Arc<Policy>,
+    key: RequestKey,
+    caller: Caller,
+    request: Request<B>,
+}
+
+impl<S: Receipts, B> Arrival<S, B>
+where
+    B: Body<Data = Bytes> + From<Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    /// Reads key and caller.
+    pub(crate) fn look(gate: &Arc<Inner<S>>, mut request: Request<B>) -> Way<S, B> {
+        // What only we say, nobody says to us. Hardly anybody tries, and to look each of these up takes longer.
+        let is_ours = |name: &HeaderName| [REPLAYED, STATUS, CONFLICT].contains(name);
+        if request.headers().keys().any(is_ours) {
+            for ours in [REPLAYED, STATUS, CONFLICT] {
+                request.headers_mut().remove(ours);
+            }
+        }
+        let policy = gate.policy(request.uri().path());
+        if !policy.methods.contains(request.method()) || is_other_protocol(&request) {
+            return Way::Past(request);
+        }
+        let values = request.headers().get_all(KEY).iter().map(HeaderValue::as_bytes);
+        let key = match RequestKey::parse(values, policy.key_syntax) {
+            Ok(Some(key)) => key,
+            Ok(None) if policy.required.contains(request.method()) => {
+                return Way::Refused(Problem::KeyMissing.answer(policy));
+            }
+            Ok(None) => return Way::Past(request),
+            Err(error) => return Way::Refused(Problem::KeyMalformed(error).answer(policy)),
+        };
+        let (parts, body) = request.into_parts();
+        let problem = match (gate.scope)(&parts) {
+            None => Problem::CallerUnknown,
+            Some(caller) if is_foreign(&key, &caller, policy) => Problem::KeyOfAnother,
+            Some(_) if is_too_large(&parts, policy) => {
+                Problem::BodyTooLarge { limit: policy.max_request_body }
+            }
+            Some(caller) => {
+                let (gate, policy) = (Arc::clone(gate), Arc::clone(policy));
+                let request = Request::from_parts(parts, body);
+                return Way::In(Box::new(Self { gate, policy, key, caller, request }));
+            }
+        };
+        Way::Refused(problem.answer(policy))
+    }
+
+    /// Reads the whole body, before anything is admitted: a client that does
+    /// not finish its request has not made one.
+    pub(crate) async fn enter(mut self: Box<Self>) -> Result<Box<Visitor<S, B>>, Response<GateBody>> {
+        let body = std::mem::replace(self.request.body_mut(), B::from(Bytes::new()));
+        let policy = Arc::clone(&self.policy);
+        let limit = policy.max_request_body;
+        let known = match body::gather(body, policy.stall, limit).await {
+            Ok(gathered) => self.know(gathered.data),
+            Err(Gap::TooLarge) => Err(Problem::BodyTooLarge { limit }),
+            Err(Gap::Broken) => Err(Problem::BodyBroken),
+        };
+        known.map_err(|problem| problem.answer(&policy))
+    }
+
+    fn know(self, body: Bytes) -> Result<Box<Visitor<S, B>>, Problem> {
+        let Self { gate, policy, key, caller, mut request } = self;
+        if policy.strategy == Strategy::ContentBased && !is_of_content(&key, &body) {
+            return Err(Problem::KeyNotOfContent);
+        }
+        let route = if policy.key_per_route {
+            format!("{} {}", request.method(), request.uri().path())
+        } else {
+            String::new()
+        };
+        let receipt = gate.keys.make(&caller, &route, &key);
+        let fingerprint = fingerprint(&request, &body, &policy);
+        let admit = admit_request(receipt, gate.tokens.draw(), fingerprint, &policy);
+        let key = IdempotencyKey { key, receipt, keys: Arc::clone(&gate.keys) };
+        let asked = gate.cache.now();
+        *request.body_mut() = B::from(body);
+        Ok(Box::new(Visitor { request, key, entrance: Entrance { gate, policy, admit, asked } }))
+    }
+}
+
+fn is_other_protocol<B>(request: &Request<B>) -> bool {
+    request.method() == Method::CONNECT
+}
+
+/// A key may name its tenant, but only the caller's own.
+fn is_foreign(key: &RequestKey, caller: &Caller, policy: &Policy) -> bool {
+    let is_named = policy.key_syntax == KeySyntax::Atp && !caller.tenant.is_empty();
+    is_named && key.atp_tenant() != Some(caller.tenant.as_str())
+}
+
+fn is_of_content(key: &RequestKey, body: &[u8]) -> bool {
+    key.as_str().strip_prefix("content:").is_none_or(|hash| hash == Digest::of(body).to_string())
+}
+
+/// What says itself that it is too large need not be read.
+fn is_too_large(parts: &Parts, policy: &Policy) -> bool {
+    let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    announced.is_some_and(|length: usize| length > policy.max_request_body)
+}
+
+fn fingerprint<B>(request: &Request<B>, body: &[u8], policy: &Policy) -> Fingerprint {
+    let request = oncebox_core::gate::Request {
+        method: request.method().as_str(),
+        path: request.uri().path(),
+        query: request.uri().query(),
+        content_type: request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()),
+        body,
+    };
+    if policy.raw_fingerprint {
+        Fingerprint::raw(&request)
+    } else {
+        Fingerprint::of(&request, &policy.excluded)
+    }
+}
+
+fn admit_request(key: ReceiptKey, token: i64, fingerprint: Fingerprint, policy: &Policy) -> AdmitRequest {
+    let replaces = policy.strategy == Strategy::LastWriteWins;
+    AdmitRequest {
+        key,
+        token,
+        fingerprint,
+        lease: policy.lease,
+        ttl: policy.ttl,
+        sliding: policy.sliding,
+        on_doubt: policy.on_doubt,
+        on_mismatch: if replaces { OnMismatch::Replace } else { OnMismatch::Refuse },
+    }
+}
