@@ -56,7 +56,7 @@ impl<E: Send + 'static> Future for GateFuture<E> {
     type Output = Answer<E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // A service that was answered and asks again waits for good, as with any future.
+        // Polled again after its answer, which nobody may do, it waits for good rather than panic.
         let Some(work) = &mut self.work else { return Poll::Pending };
         let polled = work.as_mut().poll(cx);
         if polled.is_ready() {

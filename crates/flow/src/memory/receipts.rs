@@ -57,14 +57,13 @@ impl Kept {
     }
 }
 
-type Table = HashMap<ReceiptKey, Kept>;
 /// When the time of a receipt ends, and which one it is.
 type Place = (Timestamp, ReceiptKey);
 
 /// All receipts, and how much room they take.
 #[derive(Default)]
 pub(super) struct Shelf {
-    kept: Table,
+    kept: HashMap<ReceiptKey, Kept>,
     /// Those in flight, by the end of their time.
     running: BTreeSet<Place>,
     /// Those that are over, likewise. There may be many, and a tree would have to be searched for each; a heap takes
