@@ -1,12 +1,13 @@
 //! The durable inbox: messages are stored and then worked off, against the
-//! same statements written by hand, against itself with a long past, and
-//! against somebody else's job queue.
+//! same statements written by hand, against itself with a long past or beside
+//! poison, and against somebody else's job queue.
 
 mod batched;
 mod durable;
 mod flat;
 mod hand;
 mod peers;
+mod poison;
 
 use clap::Args;
 use oncebox_flow::WorkOptions;
@@ -50,6 +51,8 @@ struct Sizes {
     singles: u64,
     /// Messages per round where many share one.
     batched: u64,
+    /// Messages per round where they come at a fixed pace.
+    paced: u64,
     /// Completed deliveries retained where cost must be flat.
     large: u64,
     /// The same for the small database it is compared with.
@@ -57,8 +60,10 @@ struct Sizes {
 }
 
 impl Sizes {
-    const FULL: Self = Self { rounds: 7, singles: 3_000, batched: 20_000, large: 1_000_000, small: 10_000 };
-    const QUICK: Self = Self { rounds: 3, singles: 400, batched: 2_000, large: 50_000, small: 5_000 };
+    const FULL: Self =
+        Self { rounds: 7, singles: 3_000, batched: 20_000, paced: 2_000, large: 1_000_000, small: 10_000 };
+    const QUICK: Self =
+        Self { rounds: 3, singles: 400, batched: 2_000, paced: 400, large: 50_000, small: 5_000 };
 
     /// Messages of a round: eight workers are not eight times as fast.
     const fn of(&self, workers: usize) -> u64 {
@@ -118,6 +123,7 @@ pub(crate) async fn run(arguments: InboxArguments) -> bool {
     conditions(&run, &lab).await;
     durable::measure(&mut run, &lab).await;
     batched::measure(&mut run, &lab).await;
+    poison::measure(&mut run, &lab).await;
     peers::measure(&mut run, &lab).await;
     lab.drop().await;
     flat::measure(&mut run, &url).await;

@@ -28,7 +28,7 @@ const QUEUE: &str = "bench";
 /// Jobs of one INSERT.
 const CHUNK: usize = 1000;
 /// INSERTs at once: as many as our deposits.
-const PUSHERS: usize = 2;
+const PUSHERS: usize = 3;
 /// A worker that gives up leaves the others waiting for the last job.
 const PATIENCE: Duration = Duration::from_secs(120);
 

@@ -20,7 +20,7 @@ use crate::report::{Measure, Target, median, note};
 use crate::rounds::interleave;
 
 /// Deliveries under way at once: enough for the largest deposits there are.
-const UNDER_WAY: usize = 2_000;
+const UNDER_WAY: usize = 4_000;
 
 pub(super) async fn measure(run: &mut Run, lab: &PostgresLab) {
     for workers in [1, 8] {

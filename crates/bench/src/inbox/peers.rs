@@ -58,8 +58,8 @@ pub(super) async fn measure(run: &mut Run, lab: &PostgresLab) {
     };
     let settings = json!({
         "version": VERSION,
-        "tuned": format!("batch_size {FETCH}, lock_tasks false, pushed by 1000, two at once, queue full before a worker starts"),
-        "as it comes": "batch_size 10, lock_tasks true, pushed by 1000, two at once, queue full before a worker starts",
+        "tuned": format!("batch_size {FETCH}, lock_tasks false, pushed by 1000, three at once, queue full before a worker starts"),
+        "as it comes": "batch_size 10, lock_tasks true, pushed by 1000, three at once, queue full before a worker starts",
         "ours as it comes": "one worker with its four seats, or with eight; a commit per message",
         "ours by ten": format!("as many seats as apalis has workers, batch {THEIR_DEFAULT}; apalis as it comes"),
         "ours tuned": format!("batch {}, prefetch {}", run.batch, run.batches(1).prefetch),

@@ -12,6 +12,7 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, Postgres, Row as _, SqlSafeStr, SqlStr,
 };
+use tokio::sync::Semaphore;
 
 use super::error::{self, IN_FAILED_TRANSACTION, failed};
 use super::holes::Holes;
@@ -27,6 +28,10 @@ const MAX_CONNECTIONS: u32 = 10;
 /// A receipt takes a line for one round trip and one commit.
 const RECEIPT_LINES: usize = 8;
 
+/// Batches that are written down as done at a time. All of them write at the ends of the same indexes, and eight
+/// waited for each other for a third of their time.
+const FINISHING: usize = 2;
+
 /// Statements for a schema other than the default, by the place of their text in the binary.
 type Texts = HashMap<(usize, usize), Arc<str>>;
 
@@ -41,6 +46,8 @@ pub struct PostgresStore {
     /// What leases are renewed on, and nothing else.
     pub(super) renewals: Arc<Hotline>,
     receipts: Arc<Hotline>,
+    /// Whose turn it is to write down a batch.
+    pub(super) finishing: Arc<Semaphore>,
 }
 
 #[derive(Clone)]
@@ -80,6 +87,7 @@ impl PostgresStore {
             holes: Arc::default(),
             renewals: Arc::new(Hotline::new(1)),
             receipts: Arc::new(Hotline::new(RECEIPT_LINES)),
+            finishing: Arc::new(Semaphore::new(FINISHING)),
         }
     }
 

@@ -17,7 +17,7 @@ const BATCH_LANES: usize = 200;
 /// So many are worth a transaction beside the one that runs.
 const CROWD: usize = 250;
 /// The most transactions at once.
-const AT_ONCE: usize = 2;
+const AT_ONCE: usize = 3;
 
 /// What waits to be stored, and what is being stored.
 #[derive(Default)]
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_wait_and_a_crowd_goes_beside_the_one_that_runs_but_no_third() {
+    fn a_few_wait_and_crowds_go_beside_the_one_that_runs_but_no_fourth() {
         let (mut queue, _) = at_work([entry(0, None)]);
         queue.waiting.extend((1..CROWD).map(|id| entry(id, None)));
         assert!(queue.next_batch().is_none(), "one more would be a crowd");
@@ -187,8 +187,9 @@ mod tests {
 
         assert_eq!(ids(queue.next_batch()), (1..=CROWD).collect::<Vec<_>>());
 
-        queue.waiting.extend((1000..3000).map(|id| entry(id, None)));
-        assert!(queue.next_batch().is_none(), "two are enough");
+        queue.waiting.extend((1000..3500).map(|id| entry(id, None)));
+        assert_eq!(ids(queue.next_batch()), (1000..2000).collect::<Vec<_>>());
+        assert!(queue.next_batch().is_none(), "three are enough");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What becomes of a delivery: done, tried again, or dead.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use oncebox_core::depot::{Fate, Finish, HISTORY, Standing, Ticket, reason_text};
 use oncebox_core::digest::bounded_key;
@@ -9,6 +10,7 @@ use oncebox_core::{Error, Kind, Result, Store, Timestamp};
 use serde_json::{Value, json};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, Row as _};
+use tokio::time::timeout;
 
 use super::super::error::failed;
 use super::super::row::{Time, clock, span, storable};
@@ -16,6 +18,8 @@ use super::super::store::{PostgresStore, still_open};
 use super::lane::{self, Lane};
 use super::{columns, fenced};
 
+/// How long a batch waits for its turn.
+const TURN: Duration = Duration::from_millis(100);
 const FINISH_FAILED: &str = "cannot finish a delivery";
 const CONCLUDE_FAILED: &str = "cannot conclude a delivery";
 const STANDING_FAILED: &str = "cannot see where a delivery stands";
@@ -75,6 +79,8 @@ pub(super) async fn finish_all(
     let (numbers, fences) = columns(&tickets);
     let wanted =
         i64::try_from(finishes.iter().filter(|finish| finish.mark.is_some()).count()).unwrap_or(i64::MAX);
+    // For the statement alone: whoever has written, commits without another turn. And not for long: a transaction is open.
+    let turn = timeout(TURN, store.finishing.acquire()).await;
     let rows: Vec<Finished> = sqlx::query_as(store.sql(include_str!("../sql/finish_all.sql")))
         .bind(numbers)
         .bind(fences)
@@ -89,6 +95,7 @@ pub(super) async fn finish_all(
         .fetch_all(&mut *tx)
         .await
         .map_err(failed(FINISH_FAILED))?;
+    drop(turn);
     let (mine, marked) = rows.first().map_or((0, 0), |row| (row.0, row.1));
     if usize::try_from(mine) != Ok(finishes.len()) {
         return Err(Error::new(Kind::Fenced, "the lease of one of several deliveries was lost"));

@@ -10,4 +10,4 @@ INSERT INTO oncebox.finished (
 ) SELECT
     number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation, history, $2
 FROM done
-ON CONFLICT DO NOTHING
+ON CONFLICT (key_id, key_source, handler, tenant, scope) DO NOTHING

@@ -45,5 +45,5 @@ WHERE NOT EXISTS (
         AND f.key_source = a.key_source AND f.key_id = a.key_id
 )
 ORDER BY a.n
-ON CONFLICT DO NOTHING
+ON CONFLICT (key_id, key_source, handler, tenant, scope) DO NOTHING
 RETURNING number

@@ -8,5 +8,5 @@ FROM unnest(
     $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::bytea[]
 ) WITH ORDINALITY AS m (scope, channel, tenant, source, id, type, digest, attributes, payload, n)
 ORDER BY m.n
-ON CONFLICT DO NOTHING
+ON CONFLICT (id, source, tenant, channel, scope) DO NOTHING
 RETURNING number

@@ -11,7 +11,7 @@ WITH mine AS (
         number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
         history, coalesce($3, clock_timestamp())
     FROM mine
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (key_id, key_source, handler, tenant, scope) DO NOTHING
 ), marked AS (
     INSERT INTO oncebox.marker (tenant, handler, source, id, digest, processed_at, result)
     SELECT $4, $5, $6, $7, $8, coalesce($3, clock_timestamp()), $9

@@ -13,7 +13,7 @@ WITH mine AS (
         number, message, scope, handler, tenant, key_source, key_id, digest, lane, fence, attempts, generation,
         history, coalesce($3, clock_timestamp())
     FROM mine
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (key_id, key_source, handler, tenant, scope) DO NOTHING
 ), marked AS (
     INSERT INTO oncebox.marker (tenant, handler, source, id, digest, processed_at, result)
     SELECT m.tenant, m.handler, m.source, m.id, m.digest, coalesce($3, clock_timestamp()), m.result

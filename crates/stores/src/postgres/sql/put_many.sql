@@ -20,5 +20,5 @@ FROM unnest(
 WHERE NOT EXISTS (
     SELECT 1 FROM oncebox.scheduled AS s WHERE s.tenant = m.tenant AND s.source = m.source AND s.id = m.id)
 ORDER BY m.n
-ON CONFLICT DO NOTHING
+ON CONFLICT (id, source, tenant) DO NOTHING
 RETURNING tenant, source, id

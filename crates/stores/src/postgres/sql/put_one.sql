@@ -7,4 +7,4 @@ INSERT INTO oncebox.outbox (
     $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18::jsonb, $19,
     coalesce($20, clock_timestamp())
 WHERE NOT EXISTS (SELECT 1 FROM oncebox.scheduled WHERE tenant = $5 AND source = $2 AND id = $1)
-ON CONFLICT DO NOTHING
+ON CONFLICT (id, source, tenant) DO NOTHING
