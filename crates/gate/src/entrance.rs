@@ -68,8 +68,7 @@ impl<S: Receipts> Entrance<S> {
             Err(error) if error.kind() == Kind::Busy => Ok(Admission::InFlight { left: self.policy.lease }),
             Err(error) => {
                 // The store may have let it in, and its answer got lost.
-                let pass = Pass { key: self.admit.key, token: self.admit.token };
-                self.gate.disown(pass, self.policy.lease);
+                self.gate.disown(self.admit.pass(), self.policy.lease);
                 Err(self.without_store(&error))
             }
         }

@@ -69,6 +69,14 @@ pub struct AdmitRequest {
     pub on_mismatch: OnMismatch,
 }
 
+impl AdmitRequest {
+    /// What it gets if it is let in.
+    #[must_use]
+    pub const fn pass(&self) -> Pass {
+        Pass { key: self.key, token: self.token }
+    }
+}
+
 /// What to do with a request whose earlier run may or may not have taken effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDoubt {

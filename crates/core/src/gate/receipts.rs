@@ -79,7 +79,7 @@ pub trait Receipts: Store {
     ) -> impl Future<Output = Result<()>> + Send {
         let _ = now;
         async move {
-            let pass = Pass { key: request.key, token: request.token };
+            let pass = request.pass();
             self.seal_in(&mut begun, &pass, reply).await?;
             self.commit_sound(begun, false).await.map(drop)
         }

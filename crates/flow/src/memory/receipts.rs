@@ -144,7 +144,7 @@ impl Shelf {
 
     fn told(&self, request: &AdmitRequest, ruling: Ruling, now: Timestamp) -> Result<Admission> {
         Ok(match ruling {
-            Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
+            Ruling::Admit => Admission::Proceed(request.pass()),
             Ruling::Replay => {
                 let kept = self.kept.get(&request.key);
                 Admission::Replay {
@@ -373,7 +373,7 @@ mod tests {
 
     fn sealed(shelf: &mut Shelf, request: &AdmitRequest, now: Timestamp) {
         shelf.admit(request, now).unwrap();
-        let pass = Pass { key: request.key, token: request.token };
+        let pass = request.pass();
         shelf.end(&pass, Standing::Sealed, Some(Stored::of(&Reply::default()))).unwrap();
     }
 

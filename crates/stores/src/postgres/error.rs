@@ -53,6 +53,13 @@ pub(super) fn fenced_or(otherwise: impl FnOnce(sqlx::Error) -> Error) -> impl Fn
     }
 }
 
+/// Whether a prepared statement was called where it is not prepared.
+pub(super) fn lacks_statement(error: &Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<sqlx::Error>());
+    let refused = cause.and_then(sqlx::Error::as_database_error);
+    refused.and_then(DatabaseError::code).as_deref() == Some("26000")
+}
+
 /// Finds the driver's error in a chain of causes.
 pub(super) fn classify(error: &(dyn StdError + 'static)) -> Option<Kind> {
     let mut next = Some(error);

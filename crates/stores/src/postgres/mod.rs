@@ -4,6 +4,7 @@
 //! `holes.rs` is where late commits are waited for without ever skipping one.
 //! Every statement is a file of its own in `sql/`.
 
+mod call;
 mod claim;
 mod dedup;
 mod depot;
@@ -15,6 +16,7 @@ mod inspect;
 mod letters;
 mod mailbox;
 pub mod migrate;
+mod rank;
 mod receipts;
 mod relay;
 mod retention;

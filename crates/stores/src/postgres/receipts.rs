@@ -37,8 +37,9 @@ impl FromRow<'_, PgRow> for Found {
             state: row.try_get("state")?,
             left_over: row.try_get("left_over")?,
             kept_for: row.try_get("kept_for")?,
-            head: row.try_get("head")?,
-            body: row.try_get("body")?,
+            // Bytes, or digits of bytes where a message of several statements asked.
+            head: row.try_get_unchecked("head")?,
+            body: row.try_get_unchecked("body")?,
             free: row.try_get("free")?,
         })
     }
@@ -47,7 +48,7 @@ impl FromRow<'_, PgRow> for Found {
 impl Found {
     pub(super) fn told(self, request: &AdmitRequest) -> Result<Admission> {
         if self.taken {
-            return Ok(Admission::Proceed(Pass { key: request.key, token: request.token }));
+            return Ok(Admission::Proceed(request.pass()));
         }
         if self.same != Some(true) {
             return Ok(Admission::Mismatch);

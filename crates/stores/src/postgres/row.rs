@@ -45,7 +45,7 @@ impl PgHasArrayType for Time {
 
 impl Encode<'_, Postgres> for Time {
     fn encode_by_ref(&self, buf: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
-        let count = self.0.micros().saturating_sub(POSTGRES_EPOCH).clamp(EARLIEST, LATEST);
+        let count = count_from_epoch(self.0);
         <i64 as Encode<'_, Postgres>>::encode_by_ref(&count, buf)
     }
 }
@@ -55,6 +55,11 @@ impl<'r> Decode<'r, Postgres> for Time {
         let count = <i64 as Decode<'r, Postgres>>::decode(value)?;
         Ok(Self(Timestamp::from_micros(count.saturating_add(POSTGRES_EPOCH))))
     }
+}
+
+/// Microseconds from 2000, as far as `timestamptz` goes.
+pub(super) fn count_from_epoch(time: Timestamp) -> i64 {
+    time.micros().saturating_sub(POSTGRES_EPOCH).clamp(EARLIEST, LATEST)
 }
 
 /// `now` as statements take it: null asks the database.

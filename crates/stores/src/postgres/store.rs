@@ -18,6 +18,7 @@ use super::error::{self, IN_FAILED_TRANSACTION, failed};
 use super::holes::Holes;
 use super::hotline::{Hotline, Question};
 use super::migrate;
+use super::rank::Rank;
 use super::row::Time;
 
 /// The schema the statements in `sql/` are written for.
@@ -48,6 +49,8 @@ pub struct PostgresStore {
     receipts: Arc<Hotline>,
     /// Whose turn it is to write down a batch.
     pub(super) finishing: Arc<Semaphore>,
+    /// Connections that stand ready for claims.
+    pub(super) rank: Arc<Rank>,
 }
 
 #[derive(Clone)]
@@ -88,6 +91,7 @@ impl PostgresStore {
             renewals: Arc::new(Hotline::new(1)),
             receipts: Arc::new(Hotline::new(RECEIPT_LINES)),
             finishing: Arc::new(Semaphore::new(FINISHING)),
+            rank: Arc::default(),
         }
     }
 
@@ -99,8 +103,7 @@ impl PostgresStore {
     pub async fn connect(url: &str) -> Result<Self> {
         let options = PgConnectOptions::from_str(url)
             .map_err(|error| Error::new(Kind::Config, "cannot read the database url").because(error))?
-            .application_name("oncebox")
-            .disable_statement_logging();
+            .application_name("oncebox");
         // The pool would hide why it cannot connect behind its own timeout.
         let first = tokio::time::timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(&options));
         let first = first.await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
@@ -116,9 +119,14 @@ impl PostgresStore {
     /// Its own transactions begin on an idle connection without asking first
     /// whether it is alive: BEGIN tells. They do not run `before_acquire`. The
     /// gate's receipts go over up to eight connections beside the pool, opened
-    /// when they are needed; they run no hook of the pool's.
+    /// when they are needed; they run no hook of the pool's. Claims keep up to
+    /// half of the pool's connections ready for the next one, for a second or
+    /// two and only while the pool has others to lend; in between
+    /// `after_release` does not run. Statements are not logged by the driver:
+    /// replies may stand in their texts.
     #[must_use]
     pub fn with_pool(pool: PgPoolOptions, options: PgConnectOptions) -> Self {
+        let options = options.disable_statement_logging();
         Self::new(pool.connect_lazy_with(options)).with(|settings| settings.owns_pool = true)
     }
 
@@ -223,6 +231,11 @@ impl PostgresStore {
         question.ask(&mut connection).await
     }
 
+    /// Whether the pool has no habits of the caller's to respect.
+    pub(super) fn owns_pool(&self) -> bool {
+        self.settings.owns_pool
+    }
+
     /// What opens a transaction and bounds it.
     pub(super) fn begin_text(&self) -> &str {
         self.settings.begin.as_str()
@@ -262,8 +275,9 @@ impl PostgresStore {
         let settings = Arc::make_mut(&mut self.settings);
         change(settings);
         settings.write_texts();
-        // Both are about one schema.
-        Self { texts: Arc::default(), holes: Arc::default(), ..self }
+        // All of these are about one schema.
+        let rank = Arc::new(self.rank.beside());
+        Self { texts: Arc::default(), holes: Arc::default(), rank, ..self }
     }
 }
 

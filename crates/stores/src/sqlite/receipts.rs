@@ -88,7 +88,7 @@ impl Found {
     fn told_at(self, request: &AdmitRequest, now: Timestamp) -> Result<Admission> {
         let receipt = self.receipt();
         Ok(match judge(receipt.as_ref(), request, now) {
-            Ruling::Admit => Admission::Proceed(Pass { key: request.key, token: request.token }),
+            Ruling::Admit => Admission::Proceed(request.pass()),
             Ruling::Replay => Admission::Replay {
                 reply: Reply::from_stored(&self.head.unwrap_or_default(), self.body)?,
                 left: receipt.map_or(Duration::ZERO, |receipt| receipt.expires_at.since(now)),

@@ -175,6 +175,49 @@ fn a_commit_cut_under_a_claimed_request_is_resolved_and_nothing_is_done_twice() 
     });
 }
 
+/// On a connection that stands ready, seal and COMMIT are one message. Each cut ends such a connection, so requests
+/// that nobody cuts come before the next one, until another stands ready.
+#[test]
+fn a_seal_that_is_cut_together_with_its_commit_is_resolved_and_nothing_is_done_twice() {
+    on_store::<PostgresFixture, _, _>(|fixture| async move {
+        let (proxy, options) = proxied().await;
+        let store = PostgresStore::with_pool(pool_options().max_connections(2), options);
+        let store = store.schema(Identifier::new(&fixture.schema).unwrap());
+        let app = claiming(store, &fixture);
+        let (mut committed, mut torn, mut at_once) = (Vec::new(), 0, 0);
+        for number in 0..CUTS {
+            for warm in 0..3 {
+                let operation = format!("warm-{number}-{warm}");
+                insist(&app, &operation).await;
+                committed.push(effect(&operation));
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            // Of a reply nothing but digits is sent on such a connection.
+            let operation = format!("operation-{number}");
+            let digits: String =
+                format!("done {operation}").bytes().map(|byte| format!("{byte:02x}")).collect();
+            let sealed = Cut { sender: Sender::Client, pattern: digits.into_bytes() };
+            proxy.cut(if number % 2 == 0 { sealed } else { Cut::commit_reply() });
+            let (key, _) = insist(&app, &operation).await;
+            let is_met = !proxy.spare();
+            // The answer to a COMMIT is the same wherever it was asked for.
+            at_once += usize::from(is_met && number % 2 == 0);
+            let copy = send(&app, &key, &operation).await;
+            torn += usize::from(copy.body != format!("done {operation}"));
+            committed.push(effect(&operation));
+        }
+
+        let findings = Ledger::check(&committed, &fixture.effects().await);
+        println!("F06 gate, claimed at once: {} cuts, {at_once} under a seal, {findings}", proxy.cuts());
+        assert_eq!(torn, 0);
+        assert!(
+            at_once * 3 >= usize::try_from(CUTS).unwrap(),
+            "{at_once} of {CUTS}: half of them are under a seal"
+        );
+        findings.assert_clean();
+    });
+}
+
 /// The statement itself, or the answer to it, in turns: first admissions, then seals.
 fn statement(number: i64, operation: &str) -> Cut {
     let request = oncebox::gate::Request {

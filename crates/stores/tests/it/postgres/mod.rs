@@ -1,5 +1,6 @@
 //! PostgreSQL beyond the common suite: migrations, cancellation, late commits, wake-up, what errors mean.
 
+mod claim;
 mod depot;
 mod log;
 mod marker;

@@ -15,21 +15,25 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 
 /// Sits before a server and counts how often it has said that it is ready for the next question.
-struct Counter {
+pub(super) struct Counter {
     port: u16,
     answers: Arc<AtomicUsize>,
 }
 
 impl Counter {
-    async fn before(options: &PgConnectOptions) -> Self {
+    pub(super) async fn before(options: &PgConnectOptions) -> Self {
         let server = (options.get_host().to_owned(), options.get_port());
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let counter = Self { port: listener.local_addr().unwrap().port(), answers: Arc::default() };
         let answers = Arc::clone(&counter.answers);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&server).await.unwrap();
+                // Or each message would wait for the last one to be acknowledged.
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
                 let (mut asking, told) = client.into_split();
-                let (telling, mut asked) = TcpStream::connect(&server).await.unwrap().into_split();
+                let (telling, mut asked) = server.into_split();
                 tokio::spawn(async move { tokio::io::copy(&mut asking, &mut asked).await });
                 tokio::spawn(counted(telling, told, Arc::clone(&answers)));
             }
@@ -37,8 +41,13 @@ impl Counter {
         counter
     }
 
-    fn answers(&self) -> usize {
+    pub(super) fn answers(&self) -> usize {
         self.answers.load(Ordering::SeqCst)
+    }
+
+    /// How to get to the server past it.
+    pub(super) fn options(&self, options: PgConnectOptions) -> PgConnectOptions {
+        options.host("127.0.0.1").port(self.port).ssl_mode(PgSslMode::Disable)
     }
 }
 
@@ -63,9 +72,8 @@ async fn one_round_trip_admits_one_seals_and_one_replays() {
     on_tables("one_round_trip_admits_one_seals_and_one_replays", |store, schema| async move {
         let options = PgConnectOptions::clone(&store.pool().connect_options());
         let counter = Counter::before(&options).await;
-        let options = options.host("127.0.0.1").port(counter.port).ssl_mode(PgSslMode::Disable);
-        let store =
-            PostgresStore::with_pool(pool_options(), options).schema(Identifier::new(&schema).unwrap());
+        let store = PostgresStore::with_pool(pool_options(), counter.options(options))
+            .schema(Identifier::new(&schema).unwrap());
         // The first time it connects and has its statements planned.
         for name in ["warm", "measured"] {
             let before = counter.answers();

@@ -1,0 +1,1 @@
+SELECT FROM pg_prepared_statements WHERE name = $1
