@@ -9,15 +9,17 @@ use crate::report::Target;
 const MIB: f64 = 1_048_576.0;
 
 pub(super) async fn measure(run: &mut Run) {
-    let (gated, plain) = (Service::new(Before::Memory), Service::new(Before::Nothing));
+    let (gated, off) = (Service::new(Before::Memory), Service::new(Before::Off));
     for connections in [8, 64] {
-        unique(run, &format!("memory.unique.{connections}"), connections, (&gated, &plain)).await;
+        unique(run, &format!("memory.unique.{connections}"), connections, (&gated, &off)).await;
     }
-    replay(run, "memory.replay.64", (&gated, &plain)).await;
+    replay(run, "memory.replay.64", (&gated, &off)).await;
+    // Any layer costs something, whatever it does: this is what a service pays that had none before.
+    unique(run, "memory.unique_over_bare.64", 64, (&gated, &Service::new(Before::Nothing))).await;
     let deaf = |service: &Service| Service { ignores_body: true, ..service.clone() };
-    let (deaf_gated, deaf_plain) = (deaf(&gated), deaf(&plain));
-    unique(run, "memory.unique_unread.64", 64, (&deaf_gated, &deaf_plain)).await;
-    replay(run, "memory.replay_unread.64", (&deaf_gated, &deaf_plain)).await;
+    let (deaf_gated, deaf_off) = (deaf(&gated), deaf(&off));
+    unique(run, "memory.unique_unread.64", 64, (&deaf_gated, &deaf_off)).await;
+    replay(run, "memory.replay_unread.64", (&deaf_gated, &deaf_off)).await;
     if run.wants("memory.flat.cpu") {
         let large = Service { receipts: run.sizes.many, ..gated.clone() };
         let small = Service { receipts: 1_000, ..gated.clone() };
@@ -30,23 +32,23 @@ pub(super) async fn measure(run: &mut Run) {
     peak(run, &gated).await;
 }
 
-/// A key for each request.
-async fn unique(run: &mut Run, name: &str, connections: usize, (gated, plain): (&Service, &Service)) {
+/// A key for each request, the same requests without the gate.
+async fn unique(run: &mut Run, name: &str, connections: usize, (gated, off): (&Service, &Service)) {
     let (cpu, rate) = (format!("{name}.cpu"), format!("{name}.rate"));
     if run.wants_any(&[&cpu, &rate]) {
-        let (ours, bare) = (run.quick(connections, Keys::Unique), run.quick(connections, Keys::None));
-        let rounds = run.compare((gated, ours), (plain, bare)).await;
+        let load = run.quick(connections, Keys::Unique);
+        let rounds = run.compare((gated, load), (off, load)).await;
         run.report(&cpu, "us/request", of(&rounds, |report| report.cpu_micros), Target::AtMost(1.6));
         run.report(&rate, "requests/s", of(&rounds, |report| report.rate), Target::AtLeast(0.7));
     }
 }
 
-/// The same request again.
-async fn replay(run: &mut Run, name: &str, (gated, plain): (&Service, &Service)) {
+/// The same request again; without the gate, where nothing is the same, one as long.
+async fn replay(run: &mut Run, name: &str, (gated, off): (&Service, &Service)) {
     let (cpu, rate) = (format!("{name}.cpu"), format!("{name}.rate"));
     if run.wants_any(&[&cpu, &rate]) {
-        let (ours, bare) = (run.quick(64, Keys::Same), run.quick(64, Keys::None));
-        let rounds = run.compare((gated, ours), (plain, bare)).await;
+        let (ours, other) = (run.quick(64, Keys::Same), run.quick(64, Keys::Unique));
+        let rounds = run.compare((gated, ours), (off, other)).await;
         run.report(&rate, "requests/s", of(&rounds, |report| report.rate), Target::AtLeast(1.0));
         run.report(&cpu, "us/request", of(&rounds, |report| report.cpu_micros), Target::AtMost(1.0));
     }

@@ -19,7 +19,7 @@ use oncebox_core::gate::{
     Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts, Reply, Request,
 };
 use oncebox_flow::memory::MemoryStore;
-use oncebox_gate::{Caller, Claimed, Gate, GateBuilder};
+use oncebox_gate::{Caller, Claimed, Gate, GateBuilder, Policy};
 use oncebox_stores::postgres::{PostgresStore, pool_options};
 use oncebox_stores::sqlite::SqliteStore;
 use serde::Deserialize;
@@ -34,6 +34,8 @@ const STORE: &str = "ONCEBOX_BENCH_STORE";
 pub(crate) enum Before {
     /// Nothing.
     Nothing,
+    /// A gate that lets everything past it.
+    Off,
     /// A gate with receipts in memory.
     Memory,
     /// A gate with receipts in SQLite.
@@ -138,6 +140,10 @@ async fn listen(service: Service) {
     let plain = plain.with_state((Arc::clone(&handler), ()));
     let router = match service.before {
         Before::Nothing => plain,
+        Before::Off => {
+            let off = Policy { methods: Vec::new(), ..Policy::default() };
+            plain.layer(by_cookie(Gate::new(MemoryStore::new()).policy(off).expect("a policy")))
+        }
         Before::Memory => {
             let store = MemoryStore::new();
             let store = match service.capacity {
