@@ -12,6 +12,7 @@ use oncebox_core::{HandlerError, HandlerKey, Verdict};
 use oncebox_flow::{CancellationToken, Context, Handler, Inbox, WorkOptions, Worker};
 use oncebox_stores::postgres::PostgresStore;
 use sqlx::PgConnection;
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -53,6 +54,8 @@ struct Mixed {
     lab: PostgresLab,
     has_poison: bool,
     began: Arc<Mutex<Vec<Option<Instant>>>>,
+    /// One more was.
+    written: Arc<Notify>,
 }
 
 impl Mixed {
@@ -81,6 +84,7 @@ impl Handler<PgConnection> for Mixed {
         self.lab.record(cx.tx(), order).await;
         let place = usize::try_from(sequence).expect("they are counted from zero");
         self.began.lock().unwrap_or_else(PoisonError::into_inner)[place].get_or_insert_with(Instant::now);
+        self.written.notify_one();
         Ok(())
     }
 }
@@ -90,7 +94,8 @@ impl Handler<PgConnection> for Mixed {
 async fn p99_millis(lab: &PostgresLab, messages: u64, has_poison: bool) -> f64 {
     lab.forget_inbox().await;
     let count = usize::try_from(messages).expect("few");
-    let handler = Mixed { lab: lab.clone(), has_poison, began: Arc::new(Mutex::new(vec![None; count])) };
+    let began = Arc::new(Mutex::new(vec![None; count]));
+    let handler = Mixed { lab: lab.clone(), has_poison, began, written: Arc::default() };
     let inbox: Inbox<PostgresStore> = Inbox::builder(lab.store().clone(), "bench")
         .handler_with(handler.clone(), |options| options.timeout(TIMEOUT).retry(RETRY))
         .durable()
@@ -129,6 +134,6 @@ async fn until_all_ran(handler: &Mixed, sent: &[Instant]) -> Vec<Duration> {
         if let Some(waits) = waits {
             return waits;
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        handler.written.notified().await;
     }
 }

@@ -181,16 +181,15 @@ fn a_commit_cut_under_a_claimed_request_is_resolved_and_nothing_is_done_twice() 
 fn a_seal_that_is_cut_together_with_its_commit_is_resolved_and_nothing_is_done_twice() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let (proxy, options) = proxied().await;
-        let store = PostgresStore::with_pool(pool_options().max_connections(2), options);
+        let store = PostgresStore::with_pool(pool_options(), options);
         let store = store.schema(Identifier::new(&fixture.schema).unwrap());
         let app = claiming(store, &fixture);
         let (mut committed, mut torn, mut at_once) = (Vec::new(), 0, 0);
         for number in 0..CUTS {
-            for warm in 0..3 {
+            for warm in 0..8 {
                 let operation = format!("warm-{number}-{warm}");
                 insist(&app, &operation).await;
                 committed.push(effect(&operation));
-                tokio::time::sleep(Duration::from_millis(20)).await;
             }
             // Of a reply nothing but digits is sent on such a connection.
             let operation = format!("operation-{number}");

@@ -1,8 +1,6 @@
 //! The gate's receipts: how often the server is asked, and over which connections.
 
 use std::str::FromStr as _;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use oncebox_conformance::proxy::Proxy;
 use oncebox_conformance::receipts::steps::{admitted, reply, request};
@@ -11,21 +9,22 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use super::*;
 
 /// Sits before a server and counts how often it has said that it is ready for the next question.
 pub(super) struct Counter {
     port: u16,
-    answers: Arc<AtomicUsize>,
+    answers: watch::Sender<usize>,
 }
 
 impl Counter {
     pub(super) async fn before(options: &PgConnectOptions) -> Self {
         let server = (options.get_host().to_owned(), options.get_port());
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-        let counter = Self { port: listener.local_addr().unwrap().port(), answers: Arc::default() };
-        let answers = Arc::clone(&counter.answers);
+        let (port, answers) = (listener.local_addr().unwrap().port(), watch::Sender::new(0));
+        let counter = Self { port, answers: answers.clone() };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(&server).await.unwrap();
@@ -35,14 +34,20 @@ impl Counter {
                 let (mut asking, told) = client.into_split();
                 let (telling, mut asked) = server.into_split();
                 tokio::spawn(async move { tokio::io::copy(&mut asking, &mut asked).await });
-                tokio::spawn(counted(telling, told, Arc::clone(&answers)));
+                tokio::spawn(counted(telling, told, answers.clone()));
             }
         });
         counter
     }
 
     pub(super) fn answers(&self) -> usize {
-        self.answers.load(Ordering::SeqCst)
+        *self.answers.borrow()
+    }
+
+    /// Waits for the next answer, but not for long: the server may have nothing left to say.
+    pub(super) async fn next(&self) {
+        let mut heard = self.answers.subscribe();
+        tokio::time::timeout(Duration::from_millis(100), heard.changed()).await.ok();
     }
 
     /// How to get to the server past it.
@@ -55,13 +60,15 @@ impl Counter {
 async fn counted(
     mut server: OwnedReadHalf,
     mut client: OwnedWriteHalf,
-    answers: Arc<AtomicUsize>,
+    answers: watch::Sender<usize>,
 ) -> std::io::Result<()> {
     loop {
         let (letter, length) = (server.read_u8().await?, server.read_u32().await?);
         let mut rest = vec![0; usize::try_from(length).unwrap() - 4];
         server.read_exact(&mut rest).await?;
-        answers.fetch_add(usize::from(letter == b'Z'), Ordering::SeqCst);
+        if letter == b'Z' {
+            answers.send_modify(|count| *count += 1);
+        }
         let message = [&[letter], length.to_be_bytes().as_slice(), &rest].concat();
         client.write_all(&message).await?;
     }
