@@ -4,8 +4,10 @@
 //! - [`scope`]: whose keys they are, and what a receipt is found by.
 //! - [`fingerprint`]: what makes two requests the same; [`json`]: when two
 //!   JSON texts are.
-//! - [`receipt`]: what is known of a request; [`reply`]: what it was answered; [`receipts`]: where that is kept.
+//! - [`receipt`]: what is known of a request; [`reply`] and its [`fields`]: what it was answered;
+//!   [`receipts`]: where that is kept.
 
+pub mod fields;
 pub mod fingerprint;
 pub mod json;
 pub mod key;
@@ -14,6 +16,7 @@ pub mod receipts;
 pub mod reply;
 pub mod scope;
 
+pub use fields::Fields;
 pub use fingerprint::{Fingerprint, Request};
 pub use key::{KeyError, KeySyntax, RequestKey};
 pub use receipt::{Admission, AdmitRequest, Claiming, OnDoubt, OnMismatch, Pass, ReceiptKey};

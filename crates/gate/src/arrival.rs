@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body;
@@ -38,7 +38,9 @@ pub(crate) struct Arrival<S, B> {
     policy: Arc<Policy>,
     key: RequestKey,
     caller: Caller,
-    request: Request<B>,
+    parts: Parts,
+    /// Until it is read.
+    body: Option<B>,
 }
 
 impl<S: Receipts, B> Arrival<S, B>
@@ -72,13 +74,13 @@ where
         let problem = match (gate.scope)(&parts) {
             None => Problem::CallerUnknown,
             Some(caller) if is_foreign(&key, &caller, policy) => Problem::KeyOfAnother,
-            Some(_) if is_too_large(&parts, policy) => {
+            // What says itself that it is too large need not be read.
+            Some(_) if body.size_hint().lower() > policy.max_request_body as u64 => {
                 Problem::BodyTooLarge { limit: policy.max_request_body }
             }
             Some(caller) => {
                 let (gate, policy) = (Arc::clone(gate), Arc::clone(policy));
-                let request = Request::from_parts(parts, body);
-                return Way::In(Box::new(Self { gate, policy, key, caller, request }));
+                return Way::In(Box::new(Self { gate, policy, key, caller, parts, body: Some(body) }));
             }
         };
         Way::Refused(problem.answer(policy))
@@ -86,11 +88,14 @@ where
 
     /// Reads the whole body, before anything is admitted: a client that does
     /// not finish its request has not made one.
-    pub(crate) async fn enter(mut self: Box<Self>) -> Result<Box<Visitor<S, B>>, Response<GateBody>> {
-        let body = std::mem::replace(self.request.body_mut(), B::from(Bytes::new()));
-        let policy = Arc::clone(&self.policy);
+    pub(crate) async fn enter(mut self: Box<Self>) -> Result<Box<Visitor<S>>, Response<GateBody>> {
+        let (body, policy) = (self.body.take(), Arc::clone(&self.policy));
         let limit = policy.max_request_body;
-        let known = match body::gather(body, policy.stall, limit).await {
+        let gathered = match body {
+            Some(body) => body::gather(body, policy.stall, limit).await,
+            None => Err(Gap::Broken),
+        };
+        let known = match gathered {
             Ok(gathered) => self.know(gathered.data),
             Err(Gap::TooLarge) => Err(Problem::BodyTooLarge { limit }),
             Err(Gap::Broken) => Err(Problem::BodyBroken),
@@ -98,23 +103,22 @@ where
         known.map_err(|problem| problem.answer(&policy))
     }
 
-    fn know(self, body: Bytes) -> Result<Box<Visitor<S, B>>, Problem> {
-        let Self { gate, policy, key, caller, mut request } = self;
+    fn know(self, body: Bytes) -> Result<Box<Visitor<S>>, Problem> {
+        let Self { gate, policy, key, caller, parts, .. } = self;
         if policy.strategy == Strategy::ContentBased && !is_of_content(&key, &body) {
             return Err(Problem::KeyNotOfContent);
         }
         let route = if policy.key_per_route {
-            format!("{} {}", request.method(), request.uri().path())
+            format!("{} {}", parts.method, parts.uri.path())
         } else {
             String::new()
         };
         let receipt = gate.keys.make(&caller, &route, &key);
-        let fingerprint = fingerprint(&request, &body, &policy);
+        let fingerprint = fingerprint(&parts, &body, &policy);
         let admit = admit_request(receipt, gate.tokens.draw(), fingerprint, &policy);
         let key = IdempotencyKey { key, receipt, keys: Arc::clone(&gate.keys) };
         let asked = gate.cache.now();
-        *request.body_mut() = B::from(body);
-        Ok(Box::new(Visitor { request, key, entrance: Entrance { gate, policy, admit, asked } }))
+        Ok(Box::new(Visitor { parts, body, key, entrance: Entrance { gate, policy, admit, asked } }))
     }
 }
 
@@ -132,18 +136,12 @@ fn is_of_content(key: &RequestKey, body: &[u8]) -> bool {
     key.as_str().strip_prefix("content:").is_none_or(|hash| hash == Digest::of(body).to_string())
 }
 
-/// What says itself that it is too large need not be read.
-fn is_too_large(parts: &Parts, policy: &Policy) -> bool {
-    let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    announced.is_some_and(|length: usize| length > policy.max_request_body)
-}
-
-fn fingerprint<B>(request: &Request<B>, body: &[u8], policy: &Policy) -> Fingerprint {
+fn fingerprint(request: &Parts, body: &[u8], policy: &Policy) -> Fingerprint {
     let request = oncebox_core::gate::Request {
-        method: request.method().as_str(),
-        path: request.uri().path(),
-        query: request.uri().query(),
-        content_type: request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()),
+        method: request.method.as_str(),
+        path: request.uri.path(),
+        query: request.uri.query(),
+        content_type: request.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()),
         body,
     };
     if policy.raw_fingerprint {

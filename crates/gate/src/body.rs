@@ -53,6 +53,10 @@ where
             }
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
+        // Its length may tell, so that nobody need be asked once more.
+        if body.is_end_stream() {
+            break;
+        }
     }
     let data = if more.is_empty() { first } else { more.freeze() };
     Ok(Gathered { data, trailers })

@@ -100,8 +100,10 @@ impl Cache {
         Self { started: Instant::now(), capacity, generations: Mutex::default() }
     }
 
+    /// What time it is here; where nothing is kept, that does not matter.
     pub(crate) fn now(&self) -> Timestamp {
-        Timestamp::from_micros(0).plus(self.started.elapsed())
+        let elapsed = if self.capacity == 0 { Duration::ZERO } else { self.started.elapsed() };
+        Timestamp::from_micros(0).plus(elapsed)
     }
 
     /// What the store would say, if that is known.

@@ -90,7 +90,8 @@ impl<S: Receipts> Flight<S> {
         };
         let landed = ran.map(|ran| ran.map(|response| Landing::of(Arc::clone(&self), response)));
         match landed {
-            Ok(Ok(landing)) => Ok(landing.land().await),
+            // In a box: until there is a reply, its way need not be carried along.
+            Ok(Ok(landing)) => Ok(Box::pin(landing.land()).await),
             Ok(Err(error)) => {
                 self.break_off().await;
                 Err(error)
@@ -181,7 +182,8 @@ impl<S: Receipts> Flight<S> {
         if self.dies_at(CrashPoint::H6).await {
             return;
         }
-        if !record::is_kept(parts, trailers, &self.policy) {
+        // All others were judged by their heads.
+        if record::is_grpc(&parts.headers) && !record::is_kept(parts, trailers, &self.policy) {
             return self.withdraw().await;
         }
         let reply = record::reply(parts, body.map(|body| body.to_vec()), trailers);

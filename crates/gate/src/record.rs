@@ -4,8 +4,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use http::response::Parts;
 use http::{Response, StatusCode};
-use oncebox_core::gate::Reply;
-use oncebox_core::gate::reply::Fields;
+use oncebox_core::gate::{Fields, Reply};
 
 use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS, STORE};
 use crate::body::{self, GateBody};
@@ -36,7 +35,7 @@ const FORGOTTEN: [&str; 20] = [
     "x-request-id",
 ];
 
-fn is_forgotten(name: &HeaderName, named: &[String]) -> bool {
+fn is_forgotten(name: &HeaderName, named: &[&str]) -> bool {
     let ours = [REPLAYED, STATUS, CONFLICT, STORE];
     FORGOTTEN.contains(&name.as_str())
         // Which origin may read a reply depends on who asks now.
@@ -46,11 +45,16 @@ fn is_forgotten(name: &HeaderName, named: &[String]) -> bool {
 }
 
 fn kept(headers: &HeaderMap) -> Fields {
-    let connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    let named: Vec<String> =
-        connection.flat_map(|value| value.split(',')).map(|name| name.trim().to_owned()).collect();
-    let fields = headers.iter().filter(|(name, _)| !is_forgotten(name, &named));
-    fields.map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect()
+    let mut named = Vec::new();
+    for value in headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok()) {
+        named.extend(value.split(',').map(str::trim));
+    }
+    let texts = headers.iter().map(|(name, value)| name.as_str().len() + value.len());
+    let mut fields = Fields::with_capacity(headers.len(), texts.sum());
+    for (name, value) in headers.iter().filter(|(name, _)| !is_forgotten(name, &named)) {
+        fields.push(name.as_str(), value.as_bytes());
+    }
+    fields
 }
 
 /// The reply of a whole response; without `body` it was too large.
@@ -63,10 +67,11 @@ pub(crate) fn reply(parts: &Parts, body: Option<Vec<u8>>, trailers: Option<&Head
     }
 }
 
-fn map(fields: &Fields) -> HeaderMap {
-    let mut map = HeaderMap::with_capacity(fields.len());
-    for (name, value) in fields {
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name.as_str()), HeaderValue::from_bytes(value)) {
+/// These fields, and room for more.
+fn map(fields: &Fields, more: usize) -> HeaderMap {
+    let mut map = HeaderMap::with_capacity(fields.len() + more);
+    for (name, value) in fields.iter() {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_bytes(value)) {
             map.append(name, value);
         }
     }
@@ -77,15 +82,16 @@ fn map(fields: &Fields) -> HeaderMap {
 pub(crate) fn replay(reply: &Reply, policy: &Policy) -> Response<GateBody> {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::OK);
     let Some(body) = &reply.body else {
-        let location = reply.headers.iter().find(|(name, _)| name == LOCATION.as_str());
-        let location = location.map(|(_, value)| value.clone());
+        let location = reply.headers.iter().find(|(name, _)| *name == LOCATION.as_str());
+        let location = location.map(|(_, value)| value.to_vec());
         return Problem::NotRetained { status: reply.status, location }.answer(policy);
     };
-    let trailers = Some(map(&reply.trailers)).filter(|trailers| !trailers.is_empty());
+    let trailers = Some(map(&reply.trailers, 0)).filter(|trailers| !trailers.is_empty());
     let mut response = Response::new(body::whole(Bytes::copy_from_slice(body), trailers));
     *response.status_mut() = policy.replay_status.filter(|_| status.is_success()).unwrap_or(status);
     let headers = response.headers_mut();
-    *headers = map(&reply.headers);
+    // Two of ours, and what a server adds.
+    *headers = map(&reply.headers, 4);
     headers.insert(REPLAYED, HeaderValue::from_static("true"));
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     telemetry::replayed();
@@ -157,8 +163,7 @@ mod tests {
 
         assert_eq!(
             kept,
-            [("location", "/orders/1"), ("link", "</a>"), ("link", "</b>")]
-                .map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec()))
+            Fields::from_iter([("location", &b"/orders/1"[..]), ("link", b"</a>"), ("link", b"</b>")])
         );
     }
 

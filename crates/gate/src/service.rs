@@ -9,6 +9,7 @@ use std::thread;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::header::HeaderValue;
+use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
 use oncebox_core::crash::CrashPoint;
@@ -101,16 +102,23 @@ where
 }
 
 /// A request whose body is there, and what the store is asked about it.
-pub(crate) struct Visitor<S, B> {
-    pub(crate) request: Request<B>,
+pub(crate) struct Visitor<S> {
+    pub(crate) parts: Parts,
+    pub(crate) body: Bytes,
     pub(crate) key: IdempotencyKey,
     pub(crate) entrance: Entrance<S>,
 }
 
-impl<S: Receipts, B: Send + 'static> Visitor<S, B> {
+/// The request as the handler gets it.
+fn request<B: From<Bytes>>(mut parts: Parts, body: Bytes, key: IdempotencyKey) -> Request<B> {
+    parts.extensions.insert(key);
+    Request::from_parts(parts, B::from(body))
+}
+
+impl<S: Receipts> Visitor<S> {
     /// Lets the request through if it is the first.
-    async fn pass<I, ResB>(
-        mut self: Box<Self>,
+    async fn pass<I, B, ResB>(
+        self: Box<Self>,
         inner: I,
         admitting: Admitting,
     ) -> Result<Response<GateBody>, I::Error>
@@ -118,14 +126,13 @@ impl<S: Receipts, B: Send + 'static> Visitor<S, B> {
         I: Service<Request<B>, Response = Response<ResB>> + Send + 'static,
         I::Future: Send,
         I::Error: Send + 'static,
+        B: From<Bytes> + Send + 'static,
         ResB: Body<Data = Bytes> + Send + 'static,
         ResB::Error: Into<BoxError>,
     {
         if let Some(response) = self.entrance.known() {
             return Ok(response);
         }
-        let key = self.key.clone();
-        self.request.extensions_mut().insert(key);
         let policy = Arc::clone(&self.entrance.policy);
         // With the admission: a client that hangs up during it must not leave a key that nobody runs.
         admitting.begin();
@@ -137,11 +144,12 @@ impl<S: Receipts, B: Send + 'static> Visitor<S, B> {
         passed.unwrap_or_else(|_panic| Ok(Problem::Panicked.answer(&policy)))
     }
 
-    async fn pass_admitted<I, ResB>(self: Box<Self>, inner: I) -> Result<Response<GateBody>, I::Error>
+    async fn pass_admitted<I, B, ResB>(self: Box<Self>, inner: I) -> Result<Response<GateBody>, I::Error>
     where
         I: Service<Request<B>, Response = Response<ResB>> + Send + 'static,
         I::Future: Send,
         I::Error: Send + 'static,
+        B: From<Bytes> + Send + 'static,
         ResB: Body<Data = Bytes> + Send + 'static,
         ResB::Error: Into<BoxError>,
     {
@@ -160,28 +168,36 @@ impl<S: Receipts, B: Send + 'static> Visitor<S, B> {
         flight.run(call).await
     }
 
-    fn pass_unprotected<I: Service<Request<B>>>(self, mut inner: I) -> Call<I::Future> {
-        let Self { request, key, .. } = self;
-        Current::of(key, request.headers()).call(|| inner.call(request))
+    fn pass_unprotected<I, B>(self, mut inner: I) -> Call<I::Future>
+    where
+        I: Service<Request<B>>,
+        B: From<Bytes>,
+    {
+        let Self { parts, body, key, .. } = self;
+        let current = Current::of(key.clone(), &parts.headers);
+        current.call(|| inner.call(request(parts, body, key)))
     }
 
     /// Calls the service. Not in the future above, which would have to carry the request along until the end.
-    fn take_off<I>(self, pass: Pass, mut inner: I) -> (Arc<Flight<S>>, thread::Result<Call<I::Future>>)
+    fn take_off<I, B>(self, pass: Pass, mut inner: I) -> (Arc<Flight<S>>, thread::Result<Call<I::Future>>)
     where
         I: Service<Request<B>>,
+        B: From<Bytes>,
     {
-        let Self { request, key, entrance: Entrance { gate, policy, admit, asked } } = self;
+        let Self { parts, body, key, entrance: Entrance { gate, policy, admit, asked } } = self;
         let flight = Flight::begin(gate, policy, (admit, asked), pass);
-        let current = Current::of(key, request.headers());
-        (flight, catch_unwind(AssertUnwindSafe(|| current.call(|| inner.call(request)))))
+        let current = Current::of(key.clone(), &parts.headers);
+        let call = || current.call(|| inner.call(request(parts, body, key)));
+        (flight, catch_unwind(AssertUnwindSafe(call)))
     }
 
     /// The handler claims the key in its own transaction, and is told there what is already decided.
-    async fn pass_claim<I, ResB>(self: Box<Self>, mut inner: I) -> Result<Response<GateBody>, I::Error>
+    async fn pass_claim<I, B, ResB>(self: Box<Self>, mut inner: I) -> Result<Response<GateBody>, I::Error>
     where
         I: Service<Request<B>, Response = Response<ResB>> + Send + 'static,
         I::Future: Send,
         I::Error: Send + 'static,
+        B: From<Bytes> + Send + 'static,
         ResB: Body<Data = Bytes> + Send + 'static,
         ResB::Error: Into<BoxError>,
     {
@@ -191,8 +207,9 @@ impl<S: Receipts, B: Send + 'static> Visitor<S, B> {
         {
             return Ok(response);
         }
-        let Self { mut request, key, entrance: Entrance { gate, policy, admit, asked } } = *self;
-        let current = Current::of(key, request.headers());
+        let Self { parts, body, key, entrance: Entrance { gate, policy, admit, asked } } = *self;
+        let current = Current::of(key.clone(), &parts.headers);
+        let mut request = request(parts, body, key);
         let _running = Running::begin(&gate);
         request.extensions_mut().insert(Claim { gate, policy, admit, asked });
         let mut response = current.call(|| inner.call(request)).await?;

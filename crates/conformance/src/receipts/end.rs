@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oncebox_core::gate::{Admission, AdmitRequest, OnDoubt, OnMismatch, Receipts as _, Reply};
+use oncebox_core::gate::{Admission, AdmitRequest, Fields, OnDoubt, OnMismatch, Receipts as _, Reply};
 
 use super::ReceiptsFixture;
 use super::steps::{LEASE, TTL, admitted, at, is_fenced, replay, reply, request, seconds, told};
@@ -15,13 +15,14 @@ pub async fn a_sealed_reply_comes_back_as_it_was<F: ReceiptsFixture>(fixture: Ar
         Reply { body: Some(vec![0, 0xff, 0, b'\'', b'\\']), ..reply("") },
         Reply { body: Some(vec![7; 1 << 20]), ..reply("") },
         Reply {
-            headers: vec![
-                ("link".into(), b"</1>".to_vec()),
-                ("location".into(), b"/orders/1".to_vec()),
-                ("link".into(), b"</2>".to_vec()),
-                ("x-latin".into(), vec![0xe9]),
-            ],
-            trailers: vec![("grpc-status".into(), b"0".to_vec())],
+            headers: Fields::from_iter([
+                ("link", &b"</1>"[..]),
+                ("location", b"/orders/1"),
+                ("link", b"</2>"),
+                ("x-latin", &[0xe9]),
+                ("x-empty", b""),
+            ]),
+            trailers: Fields::from_iter([("grpc-status", &b"0"[..])]),
             ..reply("x")
         },
     ];

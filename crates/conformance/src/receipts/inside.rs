@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oncebox_core::gate::{Admission, AdmitRequest, Claiming, OnMismatch, Receipts, Reply};
+use oncebox_core::gate::{Admission, AdmitRequest, Claiming, Fields, OnMismatch, Receipts, Reply};
 use oncebox_core::{Kind, Result, Store as _};
 
 use super::ReceiptsFixture;
@@ -163,7 +163,7 @@ pub async fn a_claim_keeps_every_byte_of_a_reply<F: ReceiptsFixture>(fixture: Ar
     let bodies =
         [None, Some(Vec::new()), Some(b"'; DROP TABLE \\x $1 --".to_vec()), Some(every_byte.repeat(256))];
     for (n, body) in bodies.into_iter().enumerate() {
-        let headers = vec![("x-quoted".to_owned(), b"'\\\"$2".to_vec())];
+        let headers = Fields::from_iter([("x-quoted", &b"'\\\"$2"[..])]);
         let kept = Reply { headers, body, ..reply("") };
         let asked = request(&n.to_string(), "body");
         let tx = claimed(&store, &asked, 0).await;

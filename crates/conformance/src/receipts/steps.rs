@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, Pass, ReceiptKey, Receipts, Reply, Request,
+    Admission, AdmitRequest, Fields, Fingerprint, OnDoubt, OnMismatch, Pass, ReceiptKey, Receipts, Reply,
+    Request,
 };
 use oncebox_core::{Kind, Result, Timestamp};
 
@@ -55,9 +56,9 @@ pub fn of_another(request: AdmitRequest) -> AdmitRequest {
 pub fn reply(body: &str) -> Reply {
     Reply {
         status: 201,
-        headers: vec![("content-type".into(), b"text/plain".to_vec())],
+        headers: Fields::from_iter([("content-type", &b"text/plain"[..])]),
         body: Some(body.as_bytes().to_vec()),
-        trailers: Vec::new(),
+        trailers: Fields::default(),
     }
 }
 

@@ -1,14 +1,12 @@
 //! Replies, as they are kept with a receipt.
 
+use super::fields::Fields;
 use crate::error::{Error, Kind, Result};
 
 /// Changed whenever an older build could not read a reply any more.
 const VERSION: u8 = 1;
 /// The body was too large to keep.
 const NO_BODY: u8 = 1;
-
-/// Fields of a reply in their order; a name may come more than once.
-pub type Fields = Vec<(String, Vec<u8>)>;
 
 /// What a request was answered with, to be answered again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,20 +25,11 @@ impl Reply {
     /// Everything but the body, in bytes that a later build can read.
     #[must_use]
     pub fn head(&self) -> Vec<u8> {
-        let fields = self.headers.iter().chain(&self.trailers);
-        let size: usize = fields.map(|(name, value)| name.len() + value.len() + 8).sum();
-        let mut head = Vec::with_capacity(size + 12);
+        let mut head = Vec::with_capacity(12 + self.headers.size() + self.trailers.size());
         head.extend_from_slice(&[VERSION, if self.body.is_none() { NO_BODY } else { 0 }]);
         head.extend_from_slice(&self.status.to_be_bytes());
-        for fields in [&self.headers, &self.trailers] {
-            number(&mut head, fields.len());
-            for (name, value) in fields {
-                number(&mut head, name.len());
-                head.extend_from_slice(name.as_bytes());
-                number(&mut head, value.len());
-                head.extend_from_slice(value);
-            }
-        }
+        self.headers.write(&mut head);
+        self.trailers.write(&mut head);
         head
     }
 
@@ -55,48 +44,18 @@ impl Reply {
     /// How many bytes it takes.
     #[must_use]
     pub fn size(&self) -> usize {
-        let fields = self.headers.iter().chain(&self.trailers);
         let body = self.body.as_ref().map_or(0, Vec::len);
-        fields.map(|(name, value)| name.len() + value.len() + 8).sum::<usize>() + body
+        self.headers.size() + self.trailers.size() + body
     }
-}
-
-fn number(to: &mut Vec<u8>, number: usize) {
-    // Fields are bounded by what an HTTP server takes, far below this.
-    to.extend_from_slice(&u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes());
 }
 
 fn read(head: &[u8], body: Option<Vec<u8>>) -> Option<Reply> {
     let (start, mut rest) = head.split_at_checked(4)?;
     let &[VERSION, flags, high, low] = start else { return None };
-    let (headers, trailers) = (fields(&mut rest)?, fields(&mut rest)?);
+    let (headers, trailers) = (Fields::read(&mut rest)?, Fields::read(&mut rest)?);
     let body = if flags & NO_BODY == 0 { Some(body.unwrap_or_default()) } else { None };
     let status = u16::from_be_bytes([high, low]);
     rest.is_empty().then_some(Reply { status, headers, body, trailers })
-}
-
-fn fields(rest: &mut &[u8]) -> Option<Fields> {
-    let count = read_number(rest)?;
-    // Not with that capacity: a damaged count must not ask for all memory.
-    let mut fields = Vec::new();
-    for _ in 0..count {
-        let name = String::from_utf8(text(rest)?.to_vec()).ok()?;
-        fields.push((name, text(rest)?.to_vec()));
-    }
-    Some(fields)
-}
-
-fn text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let length = read_number(rest)?;
-    let (text, after) = rest.split_at_checked(length)?;
-    *rest = after;
-    Some(text)
-}
-
-fn read_number(rest: &mut &[u8]) -> Option<usize> {
-    let (number, after) = rest.split_first_chunk::<4>()?;
-    *rest = after;
-    usize::try_from(u32::from_be_bytes(*number)).ok()
 }
 
 #[cfg(test)]
@@ -106,14 +65,14 @@ mod tests {
     fn reply() -> Reply {
         Reply {
             status: 201,
-            headers: vec![
-                ("link".into(), b"</a>".to_vec()),
-                ("etag".into(), vec![0xff, b'"']),
-                ("link".into(), b"</b>".to_vec()),
-                ("x-empty".into(), Vec::new()),
-            ],
+            headers: Fields::from_iter([
+                ("link", &b"</a>"[..]),
+                ("etag", &[0xff, b'"']),
+                ("link", b"</b>"),
+                ("x-empty", b""),
+            ]),
             body: Some(b"\0\xff".to_vec()),
-            trailers: vec![("grpc-status".into(), b"0".to_vec())],
+            trailers: Fields::from_iter([("grpc-status", &b"0"[..])]),
         }
     }
 

@@ -15,6 +15,8 @@ mod queue;
 mod receipts;
 mod relay;
 mod retention;
+mod sheets;
+mod shelf;
 mod state;
 mod stock;
 mod store;

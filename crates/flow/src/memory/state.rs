@@ -11,7 +11,7 @@ use oncebox_core::{Envelope, Once, Timestamp};
 use super::dedup::{Graveyard, MarkerKey, Markers};
 use super::delivery::HandlerId;
 use super::parking::ParkingLot;
-use super::receipts::Shelf;
+use super::shelf::Shelf;
 use super::stock::Stock;
 use super::store::Tables;
 
