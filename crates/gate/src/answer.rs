@@ -8,7 +8,7 @@ use http::header::{
     CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_TYPE, HeaderName, HeaderValue, LINK, RETRY_AFTER,
 };
 use http::{Response, StatusCode};
-use oncebox_core::gate::KeyError;
+use oncebox_core::gate::{KeyError, OnDoubt};
 
 use crate::body::{self, GateBody};
 use crate::grpc::Refusal;
@@ -45,6 +45,8 @@ pub enum Problem {
     CallerUnknown,
     /// The key was used for another request.
     KeyReused,
+    /// The key was used before, and its reply is no longer kept.
+    KeyExpired,
     /// The caller has as many keys as it may have.
     TooManyKeys,
     /// The first request is still running.
@@ -74,6 +76,8 @@ pub enum Problem {
     CommitUnknown,
     /// The handler fell over.
     Panicked,
+    /// The handler claimed the key and did not seal its reply, so what it did was rolled back.
+    NotSealed,
     /// The reply ended before it was whole.
     ReplyBroken,
 }
@@ -83,7 +87,9 @@ impl Problem {
     fn kind(&self, policy: &Policy) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::KeyMissing => {
-                (StatusCode::BAD_REQUEST, "idempotency-key-missing", "Idempotency-Key is missing")
+                let code =
+                    if policy.atp_codes { "IdempotencyKeyRequired" } else { "idempotency-key-missing" };
+                (StatusCode::BAD_REQUEST, code, "Idempotency-Key is missing")
             }
             Self::KeyMalformed(_) => {
                 (StatusCode::BAD_REQUEST, "idempotency-key-malformed", "Idempotency-Key cannot be understood")
@@ -102,7 +108,11 @@ impl Problem {
                 "The caller of this request is unknown",
             ),
             Self::KeyReused => {
-                (policy.mismatch_status, "idempotency-key-reused", "Idempotency-Key is already used")
+                let code = if policy.atp_codes { "IdempotencyConflict" } else { "idempotency-key-reused" };
+                (policy.mismatch_status, code, "Idempotency-Key is already used")
+            }
+            Self::KeyExpired => {
+                (StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-expired", "Idempotency-Key has expired")
             }
             Self::InFlight { .. } => {
                 (StatusCode::CONFLICT, "operation-in-progress", "The same request is being worked on")
@@ -124,7 +134,9 @@ impl Problem {
                 "idempotency-unavailable",
                 "Requests cannot be told apart now",
             ),
-            Self::Panicked => (StatusCode::INTERNAL_SERVER_ERROR, "internal-error", "Something went wrong"),
+            Self::Panicked | Self::NotSealed => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "internal-error", "Something went wrong")
+            }
             Self::ReplyBroken => (StatusCode::BAD_GATEWAY, "outcome-unknown", "The reply was cut off"),
         }
     }
@@ -147,6 +159,11 @@ impl Problem {
             Self::KeyReused => {
                 "This key was used for another request. Send the same request again to get its \
                                 reply, or use a new key for a new one."
+                    .into()
+            }
+            Self::KeyExpired => {
+                "This key was used before, and its reply is no longer kept. Nothing was done now; use a new key \
+                 for a new request."
                     .into()
             }
             Self::TooManyKeys => {
@@ -176,7 +193,8 @@ impl Problem {
             Self::ReplyBroken => {
                 "The service was cut off while it answered; nobody knows what it did.".into()
             }
-            Self::Panicked => "The request was cut off by an error. The key is free again.".into(),
+            Self::Panicked => "The request was cut off by an error.".into(),
+            Self::NotSealed => "Nothing was done; the service has a defect.".into(),
         }
     }
 
@@ -190,17 +208,18 @@ impl Problem {
         }
     }
 
-    const fn is_retryable(&self) -> bool {
-        matches!(
-            self,
+    /// Whether the same request may succeed; one that was cut off only where it may run again.
+    fn is_retryable(&self, policy: &Policy) -> bool {
+        match self {
             Self::InFlight { .. }
-                | Self::StoreDown
-                | Self::TooManyKeys
-                | Self::CommitUnknown
-                | Self::BodyBroken
-                | Self::Panicked
-                | Self::ReplyBroken
-        )
+            | Self::StoreDown
+            | Self::TooManyKeys
+            | Self::CommitUnknown
+            | Self::BodyBroken
+            | Self::NotSealed => true,
+            Self::Panicked | Self::ReplyBroken => policy.on_doubt == OnDoubt::Retry,
+            _ => false,
+        }
     }
 
     pub(crate) fn answer(&self, policy: &Policy) -> Response<GateBody> {
@@ -211,7 +230,7 @@ impl Problem {
             "status": status.as_u16(),
             "detail": self.detail(),
             "code": code,
-            "retryable": self.is_retryable(),
+            "retryable": self.is_retryable(policy),
         });
         let mut response = Response::new(body::whole(Bytes::from(text.to_string()), None));
         *response.status_mut() = status;

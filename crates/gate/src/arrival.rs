@@ -7,7 +7,6 @@ use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body;
-use oncebox_core::Digest;
 use oncebox_core::gate::{
     AdmitRequest, Caller, Fingerprint, KeySyntax, OnMismatch, ReceiptKey, Receipts, RequestKey,
 };
@@ -16,11 +15,12 @@ use crate::answer::{CONFLICT, Problem, REPLAYED, STATUS};
 use crate::body::{self, BoxError, Gap, GateBody};
 use crate::entrance::Entrance;
 use crate::gate::Inner;
+use crate::keys;
 use crate::policy::{Policy, Strategy};
 use crate::service::{IdempotencyKey, Visitor};
 
 /// The header that carries the key.
-const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+pub(crate) const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Where a request goes.
 pub(crate) enum Way<S, B> {
@@ -114,7 +114,7 @@ where
             String::new()
         };
         let receipt = gate.keys.make(&caller, &route, &key);
-        let fingerprint = fingerprint(&parts, &body, &policy);
+        let fingerprint = gate.keys.print(&fingerprint(&parts, &body, &policy));
         let admit = admit_request(receipt, gate.tokens.draw(), fingerprint, &policy);
         let key = IdempotencyKey { key, receipt, keys: Arc::clone(&gate.keys) };
         let asked = gate.cache.now();
@@ -133,7 +133,7 @@ fn is_foreign(key: &RequestKey, caller: &Caller, policy: &Policy) -> bool {
 }
 
 fn is_of_content(key: &RequestKey, body: &[u8]) -> bool {
-    key.as_str().strip_prefix("content:").is_none_or(|hash| hash == Digest::of(body).to_string())
+    key.content().is_none_or(|hash| keys::content_hashes(body).any(|of_body| hash == of_body))
 }
 
 fn fingerprint(request: &Parts, body: &[u8], policy: &Policy) -> Fingerprint {
@@ -158,7 +158,7 @@ fn admit_request(key: ReceiptKey, token: i64, fingerprint: Fingerprint, policy: 
         token,
         fingerprint,
         lease: policy.lease,
-        ttl: policy.ttl,
+        ttl: policy.kept(),
         sliding: policy.sliding,
         on_doubt: policy.on_doubt,
         on_mismatch: if replaces { OnMismatch::Replace } else { OnMismatch::Refuse },

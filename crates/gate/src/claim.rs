@@ -5,25 +5,44 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::Response;
+use http::header::HeaderValue;
 use http_body::Body;
 use http_body_util::BodyExt as _;
 use oncebox_core::crash::CrashPoint;
 use oncebox_core::gate::{Admission, AdmitRequest, Claiming, Receipts, Reply};
-use oncebox_core::{Kind, Timestamp, Transaction};
+use oncebox_core::{Error, Kind, Timestamp, Transaction};
 
-use crate::answer::{Problem, STORE};
+use crate::answer::{CONFLICT, Problem};
 use crate::body::{self, BoxError, GateBody};
+use crate::entrance::{GLANCE, LONGEST_GLANCE, Mark};
 use crate::gate::Inner;
-use crate::policy::Policy;
+use crate::policy::{InFlight, Policy, Strategy};
 use crate::record;
 use crate::telemetry;
 
-/// A reply that is sealed already; in its extensions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sealed;
+/// What has become of a claim. A handler that has written something in its
+/// transaction and then forgets to seal it would tell its client of what was rolled back.
+#[derive(Clone, Default)]
+pub(crate) struct Fate(Arc<AtomicU8>);
+
+impl Fate {
+    const BEGUN: u8 = 1;
+    const SEALED: u8 = 2;
+
+    fn note(&self, fate: u8) {
+        self.0.store(fate, Ordering::Relaxed);
+    }
+
+    /// Whether it was begun and nothing came of it.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::BEGUN
+    }
+}
 
 /// The right to try for the key of a request; in its extensions, behind a
 /// gate that is [`transactional`](crate::GateBuilder::transactional).
@@ -33,12 +52,14 @@ pub struct Claim<S> {
     pub(crate) admit: AdmitRequest,
     /// Before anybody asked the store, by the clock of the cache.
     pub(crate) asked: Timestamp,
+    pub(crate) fate: Fate,
 }
 
 impl<S> Clone for Claim<S> {
     fn clone(&self) -> Self {
-        let Self { gate, policy, admit, asked } = self;
-        Self { gate: Arc::clone(gate), policy: Arc::clone(policy), admit: *admit, asked: *asked }
+        let Self { gate, policy, admit, asked, fate } = self;
+        let (gate, policy, fate) = (Arc::clone(gate), Arc::clone(policy), fate.clone());
+        Self { gate, policy, admit: *admit, asked: *asked, fate }
     }
 }
 
@@ -54,25 +75,31 @@ impl<S: Receipts> Claim<S> {
     /// # Errors
     /// The answer to give instead: a replay, or why the request cannot run.
     pub async fn begin(self) -> Result<Claimed<S>, Response<GateBody>> {
-        let down = |error: oncebox_core::Error| {
-            tracing::warn!(error = %error.chain(), "the store of the gate cannot be asked");
-            let problem = match error.kind() {
-                Kind::Busy => Problem::InFlight { left: self.policy.lease },
-                _ => Problem::StoreDown,
-            };
-            problem.answer(&self.policy)
+        let told = match (self.ask().await?, self.policy.in_flight) {
+            (Claiming::Told(Admission::InFlight { left }), InFlight::Wait(limit)) => {
+                Box::pin(self.wait(left, limit)).await?
+            }
+            (told, _) => told,
         };
-        let problem = match self.gate.store.begin_claim(&self.admit, None).await.map_err(down)? {
+        let problem = match told {
             Claiming::Begun(tx) => {
                 telemetry::admitted();
+                self.gate.look_after();
                 self.gate.quota.add(&self.admit.key.scope);
-                self.gate.probe.reach(CrashPoint::H1).await.map_err(down)?;
-                return Ok(Claimed { claim: self, tx });
+                self.fate.note(Fate::BEGUN);
+                self.gate.probe.reach(CrashPoint::H1).await.map_err(|error| self.down(&error))?;
+                return Ok(Claimed { claim: self, tx, mark: None });
+            }
+            Claiming::Told(Admission::Replay { left, .. }) if self.policy.is_expired(left) => {
+                Problem::KeyExpired
             }
             Claiming::Told(Admission::Replay { reply, left }) => {
                 let response = record::replay(&reply, &self.policy);
-                self.gate.cache.keep(&self.admit, self.asked, left, reply);
+                self.gate.cache.keep(&self.admit, self.asked, self.policy.replays_for(left), reply);
                 return Err(response);
+            }
+            Claiming::Told(Admission::Mismatch) if self.policy.strategy == Strategy::WarnButAllow => {
+                return self.begin_unprotected().await;
             }
             Claiming::Told(Admission::Mismatch) => Problem::KeyReused,
             Claiming::Told(Admission::InFlight { left }) => Problem::InFlight { left },
@@ -84,6 +111,45 @@ impl<S: Receipts> Claim<S> {
         };
         Err(problem.answer(&self.policy))
     }
+
+    async fn ask(&self) -> Result<Claiming<S::Begun>, Response<GateBody>> {
+        match self.gate.store.begin_claim(&self.admit, None).await {
+            // Somebody else's transaction is deciding it.
+            Err(error) if error.kind() == Kind::Busy => {
+                Ok(Claiming::Told(Admission::InFlight { left: self.policy.lease }))
+            }
+            asked => asked.map_err(|error| self.down(&error)),
+        }
+    }
+
+    /// Asks again until whoever has the key has ended, for no longer than that.
+    async fn wait(&self, left: Duration, limit: Duration) -> Result<Claiming<S::Begun>, Response<GateBody>> {
+        let (started, mut glance) = (Instant::now(), GLANCE);
+        let mut told = Claiming::Told(Admission::InFlight { left });
+        while let Claiming::Told(Admission::InFlight { .. }) = told {
+            let waits = limit.saturating_sub(started.elapsed());
+            if waits.is_zero() {
+                break;
+            }
+            tokio::time::sleep(glance.min(waits)).await;
+            glance = (glance * 2).min(LONGEST_GLANCE);
+            told = self.ask().await?;
+        }
+        Ok(told)
+    }
+
+    /// The key is another request's: this one runs all the same, and leaves that one's receipt as it is.
+    async fn begin_unprotected(self) -> Result<Claimed<S>, Response<GateBody>> {
+        telemetry::conflict_allowed();
+        let tx = self.gate.store.begin().await.map_err(|error| self.down(&error))?;
+        self.fate.note(Fate::BEGUN);
+        Ok(Claimed { claim: self, tx, mark: Some((CONFLICT, "allowed")) })
+    }
+
+    fn down(&self, error: &Error) -> Response<GateBody> {
+        tracing::warn!(error = %error.chain(), "the store of the gate cannot be asked");
+        Problem::StoreDown.answer(&self.policy)
+    }
 }
 
 /// A transaction that has the key of its request. Dropped, it rolls back, and
@@ -91,6 +157,8 @@ impl<S: Receipts> Claim<S> {
 pub struct Claimed<S: Receipts> {
     claim: Claim<S>,
     tx: S::Begun,
+    /// Of a request that nothing protects.
+    mark: Option<Mark>,
 }
 
 impl<S: Receipts> fmt::Debug for Claimed<S> {
@@ -129,13 +197,14 @@ impl<S: Receipts> Claimed<S> {
         B::Error: Into<BoxError>,
     {
         let (mut parts, body) = response.into_parts();
-        let (store, policy) = (&self.claim.gate.store, &self.claim.policy);
+        let (store, policy, mark) = (&self.claim.gate.store, &self.claim.policy, self.mark.clone());
         let Ok(collected) = body.collect().await else {
             store.rollback(self.tx).await.ok();
             return Problem::Panicked.answer(policy);
         };
         let trailers = collected.trailers().cloned();
         let data = collected.to_bytes();
+        self.claim.fate.note(Fate::SEALED);
         if record::is_kept(&parts, trailers.as_ref(), policy) {
             let kept = Some(data.to_vec()).filter(|data| data.len() <= policy.max_response_body);
             let reply = record::reply(&parts, kept, trailers.as_ref());
@@ -145,22 +214,30 @@ impl<S: Receipts> Claimed<S> {
         } else {
             store.rollback(self.tx).await.ok();
         }
-        parts.headers.remove(STORE);
-        parts.extensions.insert(Sealed);
+        if let Some((name, value)) = mark {
+            parts.headers.insert(name, HeaderValue::from_static(value));
+        }
         Response::from_parts(parts, body::whole(data, trailers))
     }
 
     /// Commits with this reply; if that is not what happened, tells what to answer instead.
     async fn commit(self, reply: Reply) -> Result<(), Response<GateBody>> {
-        let Self { claim: Claim { gate, policy, admit, asked }, tx } = self;
+        let Self { claim: Claim { gate, policy, admit, asked, .. }, tx, mark } = self;
         let store = &gate.store;
+        if mark.is_some() {
+            let failed = |error: Error| match error.kind() {
+                Kind::CommitUnknown => Problem::CommitUnknown.answer(&policy),
+                _ => Problem::StoreDown.answer(&policy),
+            };
+            return store.commit(tx).await.map_err(failed);
+        }
         let committed = async {
             gate.probe.reach(CrashPoint::H6).await?;
             store.seal_claim(tx, &admit, &reply, None).await?;
             gate.probe.reach(CrashPoint::H2).await
         };
         let Err(error) = committed.await else {
-            gate.cache.keep(&admit, asked, admit.ttl, reply);
+            gate.cache.keep(&admit, asked, policy.replays_for(admit.ttl), reply);
             return Ok(());
         };
         tracing::warn!(error = %error.chain(), "the commit of a request has failed");

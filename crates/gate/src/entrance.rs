@@ -21,8 +21,8 @@ use crate::telemetry;
 /// How long the store may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The wait before a copy looks again for a reply that another process makes.
-const GLANCE: Duration = Duration::from_millis(20);
-const LONGEST_GLANCE: Duration = Duration::from_millis(250);
+pub(crate) const GLANCE: Duration = Duration::from_millis(20);
+pub(crate) const LONGEST_GLANCE: Duration = Duration::from_millis(250);
 
 /// What an unprotected reply is marked with.
 pub(crate) type Mark = (HeaderName, &'static str);
@@ -156,15 +156,18 @@ impl<S: Receipts> Entrance<S> {
         let problem = match admission {
             Admission::Proceed(pass) => {
                 telemetry::admitted();
+                self.gate.look_after();
                 self.gate.quota.add(&pass.key.scope);
                 return Verdict::Run(pass);
             }
+            Admission::Replay { left, .. } if self.policy.is_expired(left) => Problem::KeyExpired,
             Admission::Replay { reply, left } => {
                 let response = record::replay(&reply, &self.policy);
-                self.gate.cache.keep(&self.admit, self.asked, left, reply);
+                self.gate.cache.keep(&self.admit, self.asked, self.policy.replays_for(left), reply);
                 return Verdict::Answer(response);
             }
             Admission::Mismatch if self.policy.strategy == Strategy::WarnButAllow => {
+                telemetry::conflict_allowed();
                 return Verdict::Unprotected((CONFLICT, "allowed"));
             }
             Admission::Mismatch => Problem::KeyReused,

@@ -7,15 +7,19 @@ use http::StatusCode;
 use http::request::Parts;
 use oncebox_core::gate::Receipts;
 
+use crate::answer::Problem;
+use crate::arrival::KEY;
 use crate::claim::{Claim, Claimed};
+use crate::policy::Policy;
 use crate::service::IdempotencyKey;
 
 /// The key is there in every handler that a key was required for.
 impl<T: Sync> FromRequestParts<T> for IdempotencyKey {
-    type Rejection = StatusCode;
+    type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, _: &T) -> Result<Self, StatusCode> {
-        parts.extensions.get().cloned().ok_or(StatusCode::BAD_REQUEST)
+    async fn from_request_parts(parts: &mut Parts, _: &T) -> Result<Self, Response> {
+        let missing = || Problem::KeyMissing.answer(&Policy::default()).map(Body::new);
+        parts.extensions.get().cloned().ok_or_else(missing)
     }
 }
 
@@ -34,9 +38,11 @@ impl<T: Sync, S: Receipts> FromRequestParts<T> for Claimed<S> {
 
     async fn from_request_parts(parts: &mut Parts, _: &T) -> Result<Self, Response> {
         let Some(claim) = parts.extensions.get::<Claim<S>>().cloned() else {
-            tracing::error!(
-                "a handler claims a key, but the request has none, or the gate is not transactional"
-            );
+            // With a key it would have a claim, if there were a gate that gives any.
+            if parts.extensions.get::<IdempotencyKey>().is_none() && !parts.headers.contains_key(KEY) {
+                return Err(Problem::KeyMissing.answer(&Policy::default()).map(Body::new));
+            }
+            tracing::error!("a handler claims its key, but the gate before it is not transactional");
             return Err(StatusCode::INTERNAL_SERVER_ERROR.into_response());
         };
         claim.begin().await.map_err(|answer| answer.map(Body::new))

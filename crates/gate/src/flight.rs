@@ -17,7 +17,7 @@ use oncebox_core::gate::{AdmitRequest, OnDoubt, Pass, Receipts, Reply};
 use oncebox_core::{Error, Kind, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use crate::answer::{Problem, STORE};
+use crate::answer::Problem;
 use crate::body::{self, BoxError, GateBody, Gathered, Parcel, Piece};
 use crate::gate::{Inner, Running};
 use crate::patience::within;
@@ -39,9 +39,17 @@ const AGAIN: [Duration; 6] = [
     Duration::from_secs(30),
 ];
 
+/// How much of a reply that nobody reads is read to learn how a gRPC call ended.
+const TO_ITS_TRAILERS: usize = 64 << 20;
+
 /// In the extensions of a reply: nobody knows whether the request took effect.
 #[derive(Clone, Copy, Debug)]
 pub struct Doubt;
+
+/// In the extensions of a reply: the request had no effect, so its key is free
+/// again, whatever policy there is about replies like this.
+#[derive(Clone, Copy, Debug)]
+pub struct Untouched;
 
 pub(crate) struct Flight<S: Receipts> {
     gate: Arc<Inner<S>>,
@@ -132,12 +140,14 @@ impl<S: Receipts> Flight<S> {
     {
         let (mut copy, room) = (Some(BytesMut::new()), Arc::new(Semaphore::new(UNDER_WAY)));
         let (mut trailers, mut last) = (None, None);
+        // Until the client is gone, or does not read: then, how much it has missed.
+        let (mut client, mut missed) = (Some(client), 0);
         while let Some(piece) = next_piece(&mut body, self.policy.stall).await {
             let frame = match piece {
                 Ok(frame) => frame,
                 Err(error) => {
                     self.doubt().await;
-                    client.send((Some(Err(error)), None)).ok();
+                    client.map(|client| client.send((Some(Err(error)), None)));
                     return;
                 }
             };
@@ -152,19 +162,26 @@ impl<S: Receipts> Flight<S> {
                 trailers = Some(all.clone());
             }
             let Some(before) = last.replace(frame) else { continue };
+            missed += before.data_ref().map_or(0, Bytes::len);
             // What is kept anyway need not wait for the client to read; a client that is gone misses it.
-            let place = match &copy {
-                Some(_) => Some(None),
-                None => place(&room, self.policy.stall).await.map(Some),
+            let place = match (&copy, &client) {
+                (Some(_), _) => Some(None),
+                (None, Some(_)) => place(&room, self.policy.stall).await.map(Some),
+                (None, None) => None,
             };
-            let is_sent = place.is_some_and(|place| client.send((Some(Ok(before)), place)).is_ok());
-            // Nobody reads it and nobody keeps it: there may be no end.
-            if !is_sent && copy.is_none() {
+            client = client
+                .filter(|client| place.is_some_and(|place| client.send((Some(Ok(before)), place)).is_ok()));
+            if client.is_some() {
+                missed = 0;
+            } else if copy.is_none() && !(record::is_grpc(&parts.headers) && missed < TO_ITS_TRAILERS) {
+                // Nobody reads it and nobody keeps it: there may be no end.
                 break;
             }
         }
         let copy = copy.map(BytesMut::freeze);
         self.end(&parts, copy.as_ref(), trailers.as_ref()).await;
+        // One that has missed something is not told that this was all.
+        let Some(client) = client else { return };
         if let Some(last) = last {
             client.send((Some(Ok(last)), None)).ok();
         }
@@ -206,7 +223,7 @@ impl<S: Receipts> Flight<S> {
         if self.dies_at(CrashPoint::H2).await {
             return;
         }
-        self.gate.cache.keep(&self.admit, self.asked, self.admit.ttl, reply);
+        self.gate.cache.keep(&self.admit, self.asked, self.policy.replays_for(self.admit.ttl), reply);
     }
 
     /// The client has its reply. As long as this goes on, copies are refused.
@@ -247,8 +264,12 @@ where
             self.flight.doubt().await;
             return self.hand_on();
         }
+        if self.parts.extensions.remove::<Untouched>().is_some() {
+            self.flight.withdraw().await;
+            return self.hand_on();
+        }
         if record::is_endless(&self.parts) {
-            tracing::warn!("a reply without an end cannot be kept; its key is free again");
+            tracing::warn!("a reply whose end cannot be seen cannot be kept; its key is free again");
             telemetry::bypassed();
             self.flight.withdraw().await;
             return self.hand_on();
@@ -256,7 +277,6 @@ where
         let may_be_kept = record::is_grpc(&self.parts.headers) || record::is_kept(&self.parts, None, policy);
         if !may_be_kept {
             self.flight.withdraw().await;
-            self.parts.headers.remove(STORE);
             return self.hand_on();
         }
         let size = self.body.size_hint().exact();
@@ -274,7 +294,7 @@ where
 
     /// The client gets its reply when it is kept.
     async fn collect(self) -> Response<GateBody> {
-        let Self { flight, mut parts, body } = self;
+        let Self { flight, parts, body } = self;
         let Ok(Gathered { data, trailers }) = body::gather(body, flight.policy.stall, usize::MAX).await
         else {
             // It has run, and what it did nobody knows.
@@ -282,17 +302,15 @@ where
             return Problem::ReplyBroken.answer(&flight.policy);
         };
         flight.end(&parts, Some(&data), trailers.as_ref()).await;
-        parts.headers.remove(STORE);
         Response::from_parts(*parts, body::whole(data, trailers))
     }
 
     /// The client gets each piece as it comes, but for the last one: that it
     /// gets when all of it is kept.
     fn tee(self) -> Response<GateBody> {
-        let Self { flight, mut parts, body } = self;
+        let Self { flight, parts, body } = self;
         let (client, pieces) = mpsc::unbounded_channel();
         tokio::spawn(flight.pump(parts.clone(), Box::pin(body), client));
-        parts.headers.remove(STORE);
         Response::from_parts(*parts, body::handed(pieces))
     }
 }

@@ -13,6 +13,7 @@ use oncebox_core::gate::{Caller, KeyMaker, Receipts};
 use tokio::sync::Notify;
 use tower_layer::Layer;
 
+use crate::broom::Broom;
 use crate::cache::Cache;
 use crate::heart::Heart;
 use crate::policy::{Policy, Strategy};
@@ -22,6 +23,8 @@ use crate::strays::Strays;
 
 /// The room for replies that need not be asked for.
 const CACHE: usize = 16 << 20;
+/// The time between two looks for receipts whose time is over.
+const SWEEPS: Duration = Duration::from_secs(60);
 
 /// Tells who a request comes from.
 type Scope = dyn Fn(&Parts) -> Option<Caller> + Send + Sync;
@@ -34,6 +37,7 @@ pub struct GateBuilder<S> {
     secret: Vec<u8>,
     is_transactional: bool,
     cache: usize,
+    sweeps: Duration,
     probe: Probe,
 }
 
@@ -84,6 +88,14 @@ impl<S: Receipts> GateBuilder<S> {
         self
     }
 
+    /// How often this gate deletes receipts whose time is over, from its first request on: every minute; with zero
+    /// never, which leaves it to [`Gate::sweep`] or to the gates of other processes.
+    #[must_use]
+    pub const fn sweep_every(mut self, interval: Duration) -> Self {
+        self.sweeps = interval;
+        self
+    }
+
     /// The crash points of tests.
     #[must_use]
     pub fn probe(mut self, probe: Probe) -> Self {
@@ -116,6 +128,7 @@ impl<S: Receipts> GateBuilder<S> {
             landed: Notify::new(),
             running: AtomicUsize::new(0),
             heart: Heart::default(),
+            broom: Broom::new(self.sweeps),
             strays: Strays::default(),
             quota: Quota::default(),
             probe: self.probe,
@@ -147,6 +160,7 @@ pub(crate) struct Inner<S> {
     /// Requests that run, whether their clients are still there or not.
     running: AtomicUsize,
     pub(crate) heart: Heart,
+    pub(crate) broom: Broom,
     pub(crate) strays: Strays,
     pub(crate) quota: Quota,
     pub(crate) cache: Cache,
@@ -164,6 +178,7 @@ impl<S: Receipts> Gate<S> {
             secret: Vec::new(),
             is_transactional: false,
             cache: CACHE,
+            sweeps: SWEEPS,
             probe: Probe::default(),
         }
     }
@@ -182,24 +197,13 @@ impl<S: Receipts> Gate<S> {
         }
     }
 
-    /// Deletes receipts whose time is over, a batch at a time, until none is left or `stop` is done.
-    pub async fn sweep(&self, every: Duration, stop: impl Future<Output = ()>) {
-        const BATCH: usize = 1_000;
-        tokio::pin!(stop);
-        loop {
-            match self.0.store.forget(BATCH, None).await {
-                Ok(BATCH..) => {
-                    tokio::task::yield_now().await;
-                    continue;
-                }
-                Ok(_) => {}
-                Err(error) => tracing::warn!(error = %error.chain(), "old receipts could not be deleted"),
-            }
-            tokio::select! {
-                () = &mut stop => return,
-                () = tokio::time::sleep(every) => {}
-            }
-        }
+    /// Deletes receipts whose time is over, in batches; tells how many. A gate does so by itself
+    /// ([`sweep_every`](GateBuilder::sweep_every)); this is for cron jobs and tests.
+    ///
+    /// # Errors
+    /// By kind of the failed statement; what was deleted stays deleted.
+    pub async fn sweep(&self) -> Result<usize> {
+        self.0.sweep().await
     }
 }
 

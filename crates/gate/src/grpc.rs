@@ -37,11 +37,11 @@ const fn status(problem: &Problem) -> u16 {
         // Resource exhausted.
         Problem::TooManyKeys | Problem::BodyTooLarge { .. } => 8,
         // Failed precondition.
-        Problem::KeyReused => 9,
+        Problem::KeyReused | Problem::KeyExpired => 9,
         // Aborted.
         Problem::InFlight { .. } => 10,
         // Internal.
-        Problem::Panicked => 13,
+        Problem::Panicked | Problem::NotSealed => 13,
         // Unavailable.
         Problem::BodyBroken | Problem::StoreDown | Problem::CommitUnknown => 14,
         // Unauthenticated.

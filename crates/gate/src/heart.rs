@@ -11,6 +11,9 @@ use tokio::task::JoinHandle;
 
 use crate::gate::Inner;
 
+/// The wait after a store could not be asked. The shortest lease has room for one or two.
+const AGAIN: Duration = Duration::from_millis(250);
+
 /// The requests of this process that run under a lease.
 #[derive(Default)]
 pub(crate) struct Heart {
@@ -55,7 +58,9 @@ impl<S: Receipts> Inner<S> {
         }
     }
 
-    async fn beat(&self) {
+    /// Tells whether all went well.
+    async fn beat(&self) -> bool {
+        let mut is_well = true;
         let due: Vec<(Pass, Duration)> = {
             let flights = self.heart.flights();
             let late = flights.values().filter(|beat| beat.renewed.elapsed() >= beat.lease / 3);
@@ -77,10 +82,15 @@ impl<S: Receipts> Inner<S> {
                 }
                 Ok(Err(error)) => {
                     tracing::warn!(error = %error.chain(), "leases of requests could not be renewed");
+                    is_well = false;
                 }
-                Err(_elapsed) => tracing::warn!("leases of requests could not be renewed in time"),
+                Err(_elapsed) => {
+                    tracing::warn!("leases of requests could not be renewed in time");
+                    is_well = false;
+                }
             }
         }
+        is_well
     }
 
     /// How long until somebody's lease should be renewed.
@@ -97,6 +107,9 @@ async fn beat_on<S: Receipts>(gate: Weak<Inner<S>>) {
         let Some(pause) = gate.upgrade().map(|gate| gate.pause()) else { return };
         tokio::time::sleep(pause).await;
         let Some(gate) = gate.upgrade() else { return };
-        gate.beat().await;
+        if !gate.beat().await {
+            // What is late stays due: a store that is down is not asked, nor complained about, all the time.
+            tokio::time::sleep(AGAIN).await;
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Keys for clients: how to make good ones.
 
 use oncebox_core::Digest;
+use oncebox_core::gate::json;
 
 /// A key that nobody has used before and nobody can guess: a UUID of version
 /// 7, so that keys made later sort later.
@@ -27,10 +28,27 @@ pub fn of_step(operation: &str, step: u64) -> String {
 }
 
 /// The key of a content: the same content is the same request. Two requests
-/// that happen to say the same are taken for one.
+/// that happen to say the same are taken for one. JSON may be written in another way.
 #[must_use]
 pub fn of_content(body: &[u8]) -> String {
-    format!("content:{}", Digest::of(body))
+    let mut hashes = content_hashes(body);
+    format!("content:{}", hashes.next_back().unwrap_or_default())
+}
+
+/// As [`of_content`], in the form of the profile `atp`: `{tenant}:content:{hash}`.
+#[must_use]
+pub fn atp_of_content(tenant: &str, body: &[u8]) -> String {
+    format!("{tenant}:{}", of_content(body))
+}
+
+/// The hashes that a key may name: SHA-256 of the bytes as they are, and, of JSON, of its form without spaces, with
+/// sorted members.
+pub(crate) fn content_hashes(body: &[u8]) -> impl DoubleEndedIterator<Item = String> {
+    let form = json::canonical(body, &[]);
+    [Some(Digest::of(body)), form.map(|form| Digest::of(&form))]
+        .into_iter()
+        .flatten()
+        .map(|hash| hash.to_string())
 }
 
 /// A key of the form `{tenant}:{app}:{unique}`.
@@ -55,5 +73,13 @@ mod tests {
         let (first, second) = (ulid(), ulid());
         assert!(first < second && first.len() == 26, "{first} {second}");
         assert_eq!(of_content(b"x"), of_content(b"x"));
+        let again = of_content(b"{ \"b\": 1, \"a\": 2 }");
+        assert_eq!(of_content(b"{\"a\":2,\"b\":1}"), again, "written in another way");
+        assert!(
+            content_hashes(b"{ }").any(|hash| hash == Digest::of(b"{ }").to_string()),
+            "as the bytes are"
+        );
+        let atp = atp_of_content("acme", b"x");
+        assert!(RequestKey::parse([atp.as_bytes()], KeySyntax::Atp).unwrap().unwrap().content().is_some());
     }
 }

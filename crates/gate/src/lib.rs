@@ -19,7 +19,7 @@
 //! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options.
 //! - `service`: one request, from its `arrival`, with key and body, through the `entrance`, where the store is
 //!   asked, to its answer; `flight`: the run in between, which a client that hangs up does not end; `future`: what becomes of it then; `patience`: waiting.
-//! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of.
+//! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of; `broom`: receipts whose time is over.
 //! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says, and `grpc`: how it says that to a gRPC call.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
 //! - `extract`: the same for axum. [`carry`]: what messages inherit from a request.
@@ -27,6 +27,7 @@
 mod answer;
 mod arrival;
 mod body;
+mod broom;
 mod cache;
 mod carry;
 pub mod claim;
@@ -51,7 +52,7 @@ pub use answer::{Problem, REPLAYED};
 pub use body::GateBody;
 pub use carry::carry;
 pub use claim::{Claim, Claimed};
-pub use flight::Doubt;
+pub use flight::{Doubt, Untouched};
 pub use future::GateFuture;
 pub use gate::{Gate, GateBuilder};
 pub use oncebox_core::gate::{Caller, KeySyntax, OnDoubt, RequestKey};

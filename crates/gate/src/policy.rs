@@ -102,6 +102,8 @@ pub struct Policy {
     pub ttl: Duration,
     /// Whether each copy keeps them for another `ttl`.
     pub sliding: bool,
+    /// For how long after `ttl` a key is refused with 422 instead of being a new one. `None`: not at all.
+    pub refuse_expired: Option<Duration>,
     /// Which replies are kept.
     pub store: Store,
     /// What a copy does while the first one runs.
@@ -132,6 +134,8 @@ pub struct Policy {
     pub mismatch_status: StatusCode,
     /// The status of a replayed success; the original one if there is none.
     pub replay_status: Option<StatusCode>,
+    /// Whether refusals have the codes of the profile `atp`: `IdempotencyKeyRequired`, `IdempotencyConflict`.
+    pub atp_codes: bool,
     /// Where clients can read about all this; linked in refusals.
     pub docs: Option<String>,
 }
@@ -153,6 +157,7 @@ impl Policy {
             lease: Duration::from_secs(30),
             ttl: Duration::from_secs(24 * 3600),
             sliding: false,
+            refuse_expired: None,
             store: Store::Final,
             in_flight: InFlight::Refuse,
             strategy: Strategy::Strict,
@@ -168,22 +173,39 @@ impl Policy {
             max_keys: None,
             mismatch_status: StatusCode::UNPROCESSABLE_ENTITY,
             replay_status: None,
+            atp_codes: false,
             docs: None,
         };
         match profile {
             Profile::Ietf => ietf,
             Profile::Atp => Self {
                 required: vec![Method::POST, Method::PUT, Method::PATCH],
-                methods: vec![Method::POST, Method::PUT, Method::PATCH],
+                methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
                 key_syntax: KeySyntax::Atp,
                 sliding: true,
                 store: Store::Success,
                 excluded: ATP_EXCLUDED.map(str::to_owned).to_vec(),
                 mismatch_status: StatusCode::CONFLICT,
                 replay_status: Some(StatusCode::OK),
+                atp_codes: true,
                 ..ietf
             },
         }
+    }
+
+    /// How long a receipt is kept: a key that is to be refused afterwards must be known.
+    pub(crate) fn kept(&self) -> Duration {
+        self.ttl + self.refuse_expired.unwrap_or_default()
+    }
+
+    /// Whether a reply whose receipt is kept for that long is not given again.
+    pub(crate) fn is_expired(&self, left: Duration) -> bool {
+        self.refuse_expired.is_some_and(|refused| left <= refused)
+    }
+
+    /// How long a reply is still given again whose receipt is kept for that long.
+    pub(crate) fn replays_for(&self, left: Duration) -> Duration {
+        left.saturating_sub(self.refuse_expired.unwrap_or_default())
     }
 
     /// # Errors

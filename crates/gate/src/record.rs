@@ -105,12 +105,18 @@ fn starts_with(headers: &HeaderMap, prefix: &str) -> bool {
 }
 
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
-    starts_with(headers, "application/grpc")
+    starts_with(headers, "application/grpc") && !is_grpc_web(headers)
 }
 
-/// A reply that has no end, or is none: nothing that could be given again.
+/// It says how a call went somewhere in its body.
+fn is_grpc_web(headers: &HeaderMap) -> bool {
+    starts_with(headers, "application/grpc-web")
+}
+
+/// A reply that has no end, is none, or does not tell how it went: nothing that could be given again.
 pub(crate) fn is_endless(parts: &Parts) -> bool {
-    parts.status.is_informational() || starts_with(&parts.headers, "text/event-stream")
+    let headers = &parts.headers;
+    parts.status.is_informational() || starts_with(headers, "text/event-stream") || is_grpc_web(headers)
 }
 
 /// Whether a reply is kept. gRPC says how it went in `grpc-status`, after the

@@ -16,11 +16,11 @@ use oncebox_core::crash::CrashPoint;
 use oncebox_core::gate::{KeyMaker, Pass, ReceiptKey, Receipts, RequestKey};
 use tower_service::Service;
 
-use crate::answer::Problem;
+use crate::answer::{Problem, STORE};
 use crate::arrival::{Arrival, Way};
 use crate::body::{self, BoxError, GateBody};
 use crate::carry::{Call, Current};
-use crate::claim::{Claim, Sealed};
+use crate::claim::{Claim, Fate};
 use crate::entrance::{Entrance, Mark, Verdict};
 use crate::flight::Flight;
 use crate::future::{Admitting, GateFuture};
@@ -83,7 +83,11 @@ where
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
         let is_grpc = record::is_grpc(request.headers());
-        let told = move |response| if is_grpc { grpc::told(response) } else { response };
+        let told = move |mut response: Response<GateBody>| {
+            // A word between the handler and us.
+            response.headers_mut().remove(STORE);
+            if is_grpc { grpc::told(response) } else { response }
+        };
         match Arrival::look(&self.gate.0, request) {
             Way::Past(request) => GateFuture::new(async move {
                 let response = inner.call(request).await?;
@@ -211,10 +215,15 @@ impl<S: Receipts> Visitor<S> {
         let current = Current::of(key.clone(), &parts.headers);
         let mut request = request(parts, body, key);
         let _running = Running::begin(&gate);
-        request.extensions_mut().insert(Claim { gate, policy, admit, asked });
-        let mut response = current.call(|| inner.call(request)).await?;
-        if response.extensions_mut().remove::<Sealed>().is_none() {
-            tracing::debug!("a handler behind a transactional gate has not sealed its reply");
+        let fate = Fate::default();
+        let claim = Claim { gate, policy: Arc::clone(&policy), admit, asked, fate: fate.clone() };
+        request.extensions_mut().insert(claim);
+        let response = current.call(|| inner.call(request)).await?;
+        if fate.is_forgotten() && response.status().is_success() {
+            tracing::error!(
+                "a handler has claimed its key and not sealed its reply: its transaction was rolled back"
+            );
+            return Ok(Problem::NotSealed.answer(&policy));
         }
         Ok(response.map(body::other))
     }

@@ -32,3 +32,9 @@ pub(crate) fn bypassed() {
 pub(crate) fn store_failed() {
     counter!("oncebox_gate_store_errors_total").increment(1);
 }
+
+/// Another request under a key that is taken ran all the same, as the policy has it.
+pub(crate) fn conflict_allowed() {
+    tracing::warn!("a key was used for another request, which runs without protection, as its policy allows");
+    counter!("oncebox_gate_conflicts_allowed_total").increment(1);
+}

@@ -21,8 +21,9 @@ pub(super) async fn measure(run: &mut Run) {
     unique(run, "memory.unique_unread.64", 64, (&deaf_gated, &deaf_off)).await;
     replay(run, "memory.replay_unread.64", (&deaf_gated, &deaf_off)).await;
     if run.wants("memory.flat.cpu") {
-        let large = Service { receipts: run.sizes.many, ..gated.clone() };
-        let small = Service { receipts: 1_000, ..gated.clone() };
+        let roomy = Service { capacity: Some(4 << 30), ..gated.clone() };
+        let large = Service { receipts: run.sizes.many, ..roomy.clone() };
+        let small = Service { receipts: 1_000, ..roomy };
         let load = run.quick(64, Keys::Unique);
         let rounds = run.compare((&large, load), (&small, load)).await;
         let rounds = of(&rounds, |report| report.cpu_micros);

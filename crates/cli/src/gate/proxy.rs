@@ -15,7 +15,6 @@ use clap::{Args as ClapArgs, ValueEnum};
 use oncebox_core::gate::Receipts as ReceiptsSeam;
 use oncebox_gate::{Caller, Gate, InFlight, OnDoubt, Policy};
 use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 use tower_layer::Layer as _;
 
 use super::admin::Admin;
@@ -177,16 +176,12 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
         None => None,
     };
     eprintln!("gate listens on http://{} for {}", listener.local_addr()?, args.upstream);
-    let stop = CancellationToken::new();
     with_store!(receipts, store => {
         if let Some(admin) = admin.clone() {
             tokio::spawn(admin.watch(store.clone()));
         }
         let gate = args.gate(store)?;
-        let (sweeping, draining, over) = (gate.clone(), gate.clone(), stop.clone());
-        tokio::spawn(async move {
-            sweeping.sweep(Duration::from_secs(60), over.cancelled_owned()).await;
-        });
+        let draining = gate.clone();
         let router = Router::new().fallback_service(gate.layer(upstream)).layer(from_fn(refuse_ambiguous));
         axum::serve(listener, router).with_graceful_shutdown(drained(admin)).await?;
         // Requests whose client has gone run on.
@@ -194,7 +189,6 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
             tracing::warn!("requests were still running; their keys are free when their leases are over");
         }
     });
-    stop.cancel();
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,7 +12,7 @@ use axum::response::IntoResponse as _;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use oncebox_gate::Doubt;
+use oncebox_gate::{Doubt, Untouched};
 use tower_service::Service;
 
 use super::upload::{Late, Upload};
@@ -111,7 +111,10 @@ impl Upstream {
             // Nothing was sent, so nothing has happened.
             Ok(Err(error)) if error.is_connect() => {
                 tracing::warn!(%error, "the service cannot be reached");
-                problem(StatusCode::BAD_GATEWAY, "the service cannot be reached; nothing was done", false)
+                let detail = "the service cannot be reached; nothing was done";
+                let mut response = problem(StatusCode::BAD_GATEWAY, detail, false);
+                response.extensions_mut().insert(Untouched);
+                response
             }
             Ok(Err(error)) => {
                 tracing::warn!(%error, "the service hung up");
@@ -154,14 +157,17 @@ fn strip(headers: &mut HeaderMap) {
 }
 
 fn problem(status: StatusCode, detail: &str, in_doubt: bool) -> Response<Body> {
-    let text = serde_json::json!({
+    let mut text = serde_json::json!({
         "type": "about:blank",
         "title": status.canonical_reason(),
         "status": status.as_u16(),
         "detail": detail,
         "code": if in_doubt { "outcome-unknown" } else { "upstream-unreachable" },
-        "retryable": true,
     });
+    // Whether a request that may have taken effect may be sent again is for the gate's policy to say.
+    if !in_doubt {
+        text["retryable"] = true.into();
+    }
     let kind = [("content-type", "application/problem+json"), ("cache-control", "no-store")];
     let mut response = (status, kind, text.to_string()).into_response();
     if in_doubt {

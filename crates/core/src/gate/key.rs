@@ -68,6 +68,13 @@ impl RequestKey {
         &self.0
     }
 
+    /// The hash that a key claims its body has: `content:{hash}`, or `{tenant}:content:{hash}`.
+    #[must_use]
+    pub fn content(&self) -> Option<&str> {
+        let rest = self.0.strip_prefix("content:");
+        rest.or_else(|| self.0.split_once(':')?.1.strip_prefix("content:"))
+    }
+
     /// The tenant that a key of the form `{tenant}:{app}:{unique}` names.
     #[must_use]
     pub fn atp_tenant(&self) -> Option<&str> {

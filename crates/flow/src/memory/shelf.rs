@@ -42,8 +42,10 @@ impl Kept {
 /// When the time of a receipt ends, and which one it is.
 type Place = (Timestamp, ReceiptKey);
 
+/// The room there is unless somebody says otherwise.
+const CAPACITY: usize = 256 << 20;
+
 /// All receipts, and how much room they take.
-#[derive(Default)]
 pub(super) struct Shelf {
     /// Side by side, in about the order in which they came.
     kept: IndexMap<ReceiptKey, Kept>,
@@ -57,12 +59,26 @@ pub(super) struct Shelf {
     /// How many each scope has.
     scopes: HashMap<[u8; 32], usize>,
     /// The most room there is.
-    capacity: Option<usize>,
+    capacity: usize,
+}
+
+impl Default for Shelf {
+    fn default() -> Self {
+        Self {
+            kept: IndexMap::default(),
+            sheets: Sheets::default(),
+            aging: BinaryHeap::default(),
+            overdue: BTreeSet::default(),
+            bytes: 0,
+            scopes: HashMap::default(),
+            capacity: CAPACITY,
+        }
+    }
 }
 
 impl Shelf {
     pub(super) fn limit(&mut self, bytes: usize) {
-        self.capacity = Some(bytes);
+        self.capacity = bytes;
     }
 
     /// How many a scope has.
@@ -83,7 +99,7 @@ impl Shelf {
     }
 
     fn make_room(&mut self) {
-        while self.capacity.is_some_and(|capacity| self.bytes > capacity)
+        while self.bytes > self.capacity
             && let Some(Reverse(oldest)) = self.aging.pop()
         {
             self.retire(oldest);

@@ -56,7 +56,7 @@ impl MemoryStore {
     }
 
     /// The most bytes that the gate's receipts take in all clones together;
-    /// no limit unless chosen. When there is no room, those whose time ends
+    /// 256 MiB unless chosen. When there is no room, those whose time ends
     /// first are forgotten, and a request that comes again runs again. What is
     /// in flight is never forgotten.
     #[must_use]

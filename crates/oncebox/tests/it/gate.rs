@@ -3,6 +3,8 @@
 
 mod cache;
 mod grpc;
+mod policies;
+mod streams;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,13 +16,17 @@ use axum::extract::State;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
-use oncebox::gate::{Claimed, Gate, IdempotencyKey, Policy, Receipts};
+use oncebox::gate::{
+    Caller, Claimed, Gate, IdempotencyKey, InFlight, KeyMaker, KeySyntax, Policy, Receipts, RequestKey,
+    Strategy,
+};
 use oncebox::stores::postgres::PostgresStore;
 use oncebox::{Envelope, Mailbox, Outbox};
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::{Posted, SOURCE};
 use oncebox_conformance::{Entry, MemoryFixture, StoreFixture};
 use sqlx::PgPool;
+use tokio::sync::Notify;
 use tower_service::Service as _;
 
 use crate::conformance::postgres::PostgresFixture;
@@ -34,7 +40,7 @@ enum Ending {
     /// Seals a reply that is not kept.
     Fails,
     Panics,
-    /// Answers without sealing.
+    /// Says that all is well, without sealing.
     Forgets,
 }
 
@@ -108,7 +114,7 @@ async fn without_a_seal_nothing_has_happened<F>(fixture: Arc<F>)
 where
     F: StoreFixture<Store: Receipts + Mailbox>,
 {
-    for (ending, status) in [(Ending::Fails, 503), (Ending::Panics, 500), (Ending::Forgets, 201)] {
+    for (ending, status) in [(Ending::Fails, 503), (Ending::Panics, 500), (Ending::Forgets, 500)] {
         let (app, _) = app(&fixture, ending);
         let key = format!("{ending:?}");
         let before = committed(&*fixture).await;
@@ -151,7 +157,7 @@ where
         .policy(policy)
         .unwrap()
         .transactional()
-        .scope(|_| Some(oncebox::gate::Caller { tenant: String::new(), principal: "another".into() }));
+        .scope(|_| Some(Caller { tenant: String::new(), principal: "another".into() }));
     let transactional = Router::new().route("/", post(claimed)).layer(gate);
 
     for app in [layered, transactional] {
@@ -163,6 +169,105 @@ where
         assert!(body.contains("too-many-keys"), "{body}");
         assert!(send(app, Some("0")).await.1, "what it has is replayed");
     }
+}
+
+async fn a_copy_of_a_claim_may_wait<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (at, on) = (Arc::clone(&entered), Arc::clone(&go));
+    let slow = |tx: Claimed<F::Store>| async move {
+        at.notify_one();
+        on.notified().await;
+        tx.seal(Response::new(Body::from("done"))).await.map(Body::new)
+    };
+    let policy = Policy { in_flight: InFlight::Wait(Duration::from_secs(30)), ..Policy::default() };
+    let gate = Gate::new(fixture.store()).policy(policy).unwrap().transactional().unscoped();
+    let app = Router::new().route("/", post(slow)).layer(gate);
+
+    let first = tokio::spawn(send(app.clone(), Some("k")));
+    entered.notified().await;
+    let copy = tokio::spawn(send(app, Some("k")));
+    tokio::task::yield_now().await;
+    go.notify_one();
+
+    assert_eq!(first.await.unwrap(), (200, false, "done".into()));
+    assert_eq!(copy.await.unwrap(), (200, true, "done".into()));
+}
+
+async fn another_request_may_be_let_in_beside_a_claim<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let strategy = Strategy::WarnButAllow;
+    let policy = Policy { strategy, allow_unsafe_strategies: true, ..Policy::default() };
+    let gate = Gate::new(fixture.store()).policy(policy).unwrap().transactional().unscoped();
+    let service =
+        Arc::new(Service { fixture: Arc::clone(&fixture), runs: AtomicUsize::new(0), ending: Ending::Seals });
+    let mut app: Router = Router::new().route("/", post(place::<F>)).with_state(service).layer(gate);
+    let other = Request::post("/").header("idempotency-key", "k").body(Body::from("another")).unwrap();
+
+    let first = send(app.clone(), Some("k")).await;
+    let other = app.call(other).await.unwrap();
+
+    assert_eq!(other.status(), 201);
+    assert_eq!(other.headers().get("idempotency-conflict").unwrap(), "allowed");
+    assert_eq!(send(app, Some("k")).await, (201, true, first.2), "the first reply stays");
+    assert_eq!(committed(&*fixture).await, (2, 2), "both took effect");
+}
+
+/// A gate that forgets soon.
+const HASTY: Duration = Duration::from_millis(1_500);
+
+fn hasty() -> Policy {
+    Policy { lease: Duration::from_secs(1), ttl: HASTY, ..Policy::default() }
+}
+
+async fn a_key_may_be_refused_after_its_time<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let policy = Policy { refuse_expired: Some(Duration::from_secs(3600)), ..hasty() };
+    let gate = Gate::new(fixture.store()).policy(policy).unwrap().unscoped();
+    let app = Router::new().route("/", post(|| async { "done" })).layer(gate);
+
+    assert_eq!(send(app.clone(), Some("k")).await, (200, false, "done".into()));
+    let refused = loop {
+        let answer = send(app.clone(), Some("k")).await;
+        if answer != (200, true, "done".into()) {
+            break answer;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+
+    assert_eq!(refused.0, 422, "{refused:?}");
+    assert!(refused.2.contains("idempotency-key-expired"), "{refused:?}");
+}
+
+/// Without anybody asking for it.
+async fn what_is_over_is_swept<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let caller = Caller { tenant: String::new(), principal: String::new() };
+    let key = RequestKey::parse([&b"k"[..]], KeySyntax::Lenient).unwrap().unwrap();
+    let scope = KeyMaker::new(b"").make(&caller, "", &key).scope;
+    let gate = Gate::new(fixture.store()).policy(hasty()).unwrap();
+    let gate = gate.sweep_every(Duration::from_millis(100)).unscoped();
+    let app = Router::new().route("/", post(|| async { "done" })).layer(gate);
+
+    assert_eq!(send(app.clone(), Some("k")).await.0, 200);
+    let kept = async || fixture.store().count(&scope, 10).await.unwrap();
+    assert_eq!(kept().await, 1);
+    let gone = async {
+        while kept().await > 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+
+    tokio::time::timeout(Duration::from_secs(30), gone).await.expect("it is deleted");
+    drop(app); // Until here: who sweeps ends with its gate.
 }
 
 macro_rules! on_every_store {
@@ -191,6 +296,10 @@ on_every_store! {
     without_a_seal_nothing_has_happened
     of_many_at_once_one_commits
     a_caller_has_only_so_many_keys
+    a_copy_of_a_claim_may_wait
+    another_request_may_be_let_in_beside_a_claim
+    a_key_may_be_refused_after_its_time
+    what_is_over_is_swept
 }
 
 /// When the lease of the only receipt ends, in seconds.
@@ -207,7 +316,7 @@ fn a_starved_pool_costs_no_lease_on_postgres() {
         let (url, schema) = fixture.place();
         let pool = oncebox_stores::postgres::pool_options().max_connections(1).connect(&url).await.unwrap();
         let store = PostgresStore::new(pool.clone()).schema(oncebox::Identifier::new(schema).unwrap());
-        let (entered, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+        let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (at, on) = (Arc::clone(&entered), Arc::clone(&go));
         let hog = move || async move {
             let _all_there_is = pool.acquire().await.unwrap();
@@ -317,7 +426,7 @@ async fn messages_inherit_from_the_request_they_are_put_in() {
 #[tokio::test]
 async fn a_full_memory_forgets_what_is_over_and_never_what_runs() {
     let store = oncebox::memory::MemoryStore::new().receipt_capacity(200_000);
-    let (waiting, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let (waiting, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (at, on) = (Arc::clone(&waiting), Arc::clone(&go));
     let slow = move || async move {
         at.notify_one();

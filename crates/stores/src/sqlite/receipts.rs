@@ -1,7 +1,6 @@
 //! The gate's receipts. A replay reads; what is written shares commits, by `clerk.rs`.
 
 use std::collections::HashMap;
-use std::pin::pin;
 use std::time::Duration;
 
 use oncebox_core::gate::receipt::{Receipt, Ruling, Standing, judge};
@@ -219,12 +218,22 @@ fn fenced() -> Error {
 
 impl Receipts for SqliteStore {
     async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
-        let mut written = pin!(self.run(Errand::Admit(*request, now)));
+        let (store, errand) = (self.clone(), Errand::Admit(*request, now));
+        let mut written = Box::pin(async move { store.run(errand).await });
         let done = tokio::time::timeout(GLANCE, written.as_mut()).await.ok();
         // Somebody has the write lock for long. A replay only reads, and readers do not queue for it.
         if done.as_ref().is_none_or(|done| done.as_ref().is_err_and(|error| error.kind() == Kind::Busy))
             && let Some(told) = self.told_meanwhile(request, now).await
         {
+            // Its turn may have come just now, and then nobody would run what it was let in for.
+            if done.is_none() {
+                let store = self.clone();
+                tokio::spawn(async move {
+                    if let Ok(Done::Admitted(Admission::Proceed(pass))) = written.await {
+                        store.withdraw(&pass).await.ok();
+                    }
+                });
+            }
             return Ok(told);
         }
         let done = match done {

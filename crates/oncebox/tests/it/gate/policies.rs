@@ -1,0 +1,198 @@
+//! What a policy says, as a client sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Method, Request, Response, StatusCode};
+use axum::response::IntoResponse as _;
+use axum::routing::{any, post};
+use oncebox::Digest;
+use oncebox::gate::keys::{atp_of_content, of_content};
+use oncebox::gate::{
+    Claimed, Gate, IdempotencyKey, KeySyntax, OnDoubt, Policy, Profile, Store, Strategy, Untouched,
+};
+use oncebox::memory::MemoryStore;
+use serde_json::Value;
+use tower_service::Service as _;
+
+/// A service that answers with this status, and counts.
+fn app(policy: Policy, answer: StatusCode) -> (Router, Arc<AtomicUsize>) {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&runs);
+    let handler = move || async move {
+        let run = counted.fetch_add(1, Ordering::SeqCst) + 1;
+        (answer, [("idempotency-store", "maybe")], format!("run {run}"))
+    };
+    let gate = Gate::new(MemoryStore::new()).policy(policy).unwrap().unscoped();
+    (Router::new().fallback(any(handler)).layer(gate), runs)
+}
+
+struct Sent<'a> {
+    method: Method,
+    path: &'a str,
+    key: Option<&'a str>,
+    body: &'a [u8],
+}
+
+const ORDER: Sent<'static> = Sent { method: Method::POST, path: "/", key: Some("k"), body: b"{\"a\":1}" };
+
+async fn send(app: &Router, sent: Sent<'_>) -> Response<Body> {
+    let request = Request::builder().method(sent.method).uri(sent.path);
+    let request = request.header("content-type", "application/json");
+    let request = match sent.key {
+        Some(key) => request.header("idempotency-key", key),
+        None => request,
+    };
+    app.clone().call(request.body(Body::from(sent.body.to_vec())).unwrap()).await.unwrap()
+}
+
+async fn status(app: &Router, sent: Sent<'_>) -> u16 {
+    send(app, sent).await.status().as_u16()
+}
+
+async fn problem(response: Response<Body>) -> Value {
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    serde_json::from_slice(&to_bytes(response.into_body(), 4096).await.unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn which_replies_are_kept_is_for_the_policy_to_say() {
+    let only_teapots = Store::Custom(Arc::new(|status| status == StatusCode::IM_A_TEAPOT));
+    let cases = [
+        (Store::Final, 500, 2),
+        (Store::All, 500, 1),
+        (Store::Success, 404, 2),
+        (only_teapots.clone(), 418, 1),
+        (only_teapots, 200, 2),
+    ];
+    for (store, answer, runs) in cases {
+        let case = format!("{store:?} {answer}");
+        let (app, ran) = app(Policy { store, ..Policy::default() }, StatusCode::from_u16(answer).unwrap());
+
+        assert_eq!([status(&app, ORDER).await, status(&app, ORDER).await], [answer; 2], "{case}");
+        assert_eq!(ran.load(Ordering::SeqCst), runs, "{case}");
+    }
+}
+
+#[tokio::test]
+async fn what_had_no_effect_is_not_kept_whatever_is() {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&runs);
+    let handler = move || async move {
+        let mut response = StatusCode::BAD_GATEWAY.into_response();
+        if counted.fetch_add(1, Ordering::SeqCst) > 0 {
+            return StatusCode::CREATED.into_response();
+        }
+        response.extensions_mut().insert(Untouched);
+        response
+    };
+    for on_doubt in [OnDoubt::Retry, OnDoubt::Block] {
+        runs.store(0, Ordering::SeqCst);
+        let policy = Policy { store: Store::All, on_doubt, ..Policy::default() };
+        let gate = Gate::new(MemoryStore::new()).policy(policy).unwrap().unscoped();
+        let app = Router::new().route("/", post(handler.clone())).layer(gate);
+
+        assert_eq!([status(&app, ORDER).await, status(&app, ORDER).await], [502, 201], "{on_doubt:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_handler_says_to_the_gate_no_client_hears() {
+    let (app, _) = app(Policy::default(), StatusCode::OK);
+    for sent in [Sent { key: None, ..ORDER }, Sent { method: Method::GET, ..ORDER }, ORDER, ORDER] {
+        assert!(!send(&app, sent).await.headers().contains_key("idempotency-store"));
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_was_cut_off_may_be_tried_again_only_where_it_may_run_again() {
+    for (on_doubt, is_retryable, then) in [(OnDoubt::Retry, true, 500), (OnDoubt::Block, false, 409)] {
+        let policy = Policy { on_doubt, docs: Some("https://docs.example/keys".into()), ..Policy::default() };
+        let gate = Gate::new(MemoryStore::new()).policy(policy).unwrap().unscoped();
+        let panics = || async { panic!("in the middle") };
+        let app = Router::new().route("/", post(async move || -> StatusCode { panics().await })).layer(gate);
+
+        let first = send(&app, ORDER).await;
+        assert_eq!(first.headers()["link"], "<https://docs.example/keys>; rel=\"describedby\"");
+        assert_eq!(first.headers()["content-language"], "en");
+        let first = problem(first).await;
+        assert_eq!((&first["status"], &first["retryable"]), (&500.into(), &is_retryable.into()), "{first}");
+        assert_eq!(status(&app, ORDER).await, then, "{on_doubt:?}");
+    }
+}
+
+#[tokio::test]
+async fn routes_may_have_keys_of_their_own_and_insist_on_quotes() {
+    let (shared, _) = app(Policy::default(), StatusCode::OK);
+    let (apart, runs) = app(Policy { key_per_route: true, ..Policy::default() }, StatusCode::OK);
+    let (quoted, _) =
+        app(Policy { key_syntax: KeySyntax::QuotedString, ..Policy::default() }, StatusCode::OK);
+    let elsewhere = || Sent { path: "/elsewhere", ..ORDER };
+
+    assert_eq!([status(&shared, ORDER).await, status(&shared, elsewhere()).await], [200, 422]);
+    assert_eq!([status(&apart, ORDER).await, status(&apart, elsewhere()).await], [200, 200]);
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+    assert_eq!(status(&quoted, Sent { key: Some("\"k\""), ..ORDER }).await, 200);
+    assert_eq!(status(&quoted, ORDER).await, 400);
+}
+
+#[tokio::test]
+async fn a_key_of_a_content_is_that_of_the_body_however_its_json_is_written() {
+    let body = br#"{ "b": 1, "a": 2 }"#;
+    let of_the_bytes = format!("content:{}", Digest::of(body));
+    let content = Policy { strategy: Strategy::ContentBased, ..Policy::default() };
+    let atp = Policy { strategy: Strategy::ContentBased, ..Policy::of(Profile::Atp) };
+    let (content, _) = app(content, StatusCode::OK);
+    let (atp, _) = app(atp, StatusCode::OK);
+    let wrong = of_content(b"another");
+    let cases = [
+        (&content, of_content(body), 200),
+        (&content, of_content(br#"{"a":2,"b":1}"#), 200),
+        (&content, of_the_bytes, 200),
+        (&content, wrong.clone(), 400),
+        (&content, "any other key".into(), 200),
+        (&atp, atp_of_content("acme", body), 200),
+        (&atp, format!("acme:{wrong}"), 400),
+    ];
+    for (app, key, expected) in cases {
+        assert_eq!(status(app, Sent { key: Some(&key), body, ..ORDER }).await, expected, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn the_other_profile_has_its_own_codes_and_takes_keys_of_a_delete() {
+    let (app, runs) = app(Policy::of(Profile::Atp), StatusCode::OK);
+    let order = || Sent { key: Some("acme:shop:1"), ..ORDER };
+
+    assert_eq!(
+        problem(send(&app, Sent { key: None, ..ORDER }).await).await["code"],
+        "IdempotencyKeyRequired"
+    );
+    assert_eq!(status(&app, order()).await, 200);
+    let conflict = problem(send(&app, Sent { body: b"{}", ..order() }).await).await;
+    assert_eq!((&conflict["status"], &conflict["code"]), (&409.into(), &"IdempotencyConflict".into()));
+
+    let delete = || Sent { method: Method::DELETE, key: Some("acme:shop:2"), ..ORDER };
+    assert_eq!([status(&app, delete()).await, status(&app, delete()).await], [200, 200]);
+    assert_eq!(status(&app, Sent { key: None, ..delete() }).await, 200, "not required");
+    assert_eq!(runs.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
+async fn a_handler_that_needs_a_key_refuses_as_the_gate_does() {
+    let gate = || Gate::new(MemoryStore::new());
+    let key = Router::new()
+        .route("/", post(|key: IdempotencyKey| async move { key.key.as_str().to_owned() }))
+        .layer(gate().unscoped());
+    let claims =
+        |tx: Claimed<MemoryStore>| async move { tx.seal(Response::new(Body::empty())).await.map(Body::new) };
+    let claim = Router::new().route("/", post(claims)).layer(gate().transactional().unscoped());
+
+    for app in [key, claim] {
+        let refused = problem(send(&app, Sent { key: None, ..ORDER }).await).await;
+        assert_eq!(refused["code"], "idempotency-key-missing");
+        assert_eq!(status(&app, ORDER).await, 200);
+    }
+}
