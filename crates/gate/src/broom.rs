@@ -59,11 +59,11 @@ impl<S: Receipts> Inner<S> {
 
 async fn sweep_on<S: Receipts>(gate: Weak<Inner<S>>, every: Duration) {
     loop {
-        let Some(inner) = gate.upgrade() else { return };
-        if let Err(error) = inner.sweep().await {
+        // First: a process that has just started has enough to do.
+        tokio::time::sleep(every).await;
+        let Some(gate) = gate.upgrade() else { return };
+        if let Err(error) = gate.sweep().await {
             tracing::warn!(error = %error.chain(), "old receipts could not be deleted");
         }
-        drop(inner);
-        tokio::time::sleep(every).await;
     }
 }
