@@ -117,7 +117,7 @@ impl Run {
     /// One load on a fresh process.
     async fn once(&self, service: &Service, load: Load) -> Report {
         let child = Child::start(&service.command(), self.place(Place::Alone));
-        load::run(&child, &child, load)
+        load::run(&child, &child.address, load)
     }
 
     /// Two services in turn, each round with fresh processes.

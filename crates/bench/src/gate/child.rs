@@ -10,8 +10,6 @@ use crate::machine;
 pub(super) enum Place {
     /// On a processor of its own.
     Alone,
-    /// On that of the clients.
-    Beside,
     /// Where the kernel likes.
     Anywhere,
 }
@@ -23,7 +21,6 @@ impl Place {
     const fn processor(self) -> Option<usize> {
         match self {
             Self::Alone => Some(0),
-            Self::Beside => Some(Self::CLIENTS),
             Self::Anywhere => None,
         }
     }

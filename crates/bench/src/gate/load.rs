@@ -60,22 +60,35 @@ pub(super) fn order() -> String {
 }
 
 /// Sends everything to `entry`. Each answer must be 201, and the handler, which
-/// `service` has, must have run once for each key.
-pub(super) fn run(entry: &Child, service: &Child, load: Load) -> Report {
+/// the service at that address has, must have run once for each key.
+pub(super) fn run(entry: &Child, service: &str, load: Load) -> Report {
+    run_beside(entry, service, load, std::future::pending())
+}
+
+/// As [`run`], with a service on the thread of the clients, which sleeps as little as they do.
+pub(super) fn run_beside(
+    entry: &Child,
+    service: &str,
+    load: Load,
+    beside: impl Future<Output = ()> + Send + 'static,
+) -> Report {
     std::thread::scope(|scope| {
         // Clients have one thread, which polls its sockets between turns.
         let clients = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime").block_on(on_this_thread(entry, service, load))
+            runtime.expect("a runtime").block_on(async {
+                tokio::spawn(beside);
+                on_this_thread(entry, service, load).await
+            })
         });
         clients.join().expect("every answer is as it should be")
     })
 }
 
-async fn on_this_thread(entry: &Child, service: &Child, load: Load) -> Report {
+async fn on_this_thread(entry: &Child, service: &str, load: Load) -> Report {
     let share = load.requests / load.connections;
     let clients = connect(entry, load).await;
-    let before = Client::runs(&service.address).await;
+    let before = Client::runs(service).await;
     let (cpu, started) = (entry.cpu_micros(), Instant::now());
     let mut tasks = JoinSet::new();
     for (place, client) in (0..).zip(clients) {
@@ -92,7 +105,7 @@ async fn on_this_thread(entry: &Child, service: &Child, load: Load) -> Report {
     if let Some(awake) = awake {
         awake.abort();
     }
-    let runs = Client::runs(&service.address).await - before;
+    let runs = Client::runs(service).await - before;
     let expected = if load.keys == Keys::Same { 0 } else { took.len() };
     assert_eq!(runs, expected, "runs of the handler");
     took.sort_unstable();

@@ -82,7 +82,7 @@ async fn peak(run: &mut Run, gated: &Service) {
     let child = Child::start(&capped.command(), run.place(Place::Alone));
     let before = child.peak();
     let load = load::Load { requests: run.sizes.replies, ..run.quick(64, Keys::Unique) };
-    load::run(&child, &child, load);
+    load::run(&child, &child.address, load);
     let grown = (child.peak() - before) as f64 / MIB;
     run.report(NAME, "MiB over base", vec![(grown, 96.0)], Target::AtMost(1.0));
 }

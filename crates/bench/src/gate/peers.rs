@@ -58,5 +58,5 @@ async fn theirs(run: &Run, program: &str, mode: &str, load: Load) -> Report {
     let mut command = Command::new(program);
     command.arg(mode);
     let child = Child::start(&command, run.place(Place::Alone));
-    load::run(&child, &child, load)
+    load::run(&child, &child.address, load)
 }

@@ -1,10 +1,11 @@
 //! The proxy: `oncebox gate` with the gate on, against itself with the gate off.
 
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
 use super::child::{Child, Place};
-use super::load::{self, Keys, Load, Report};
+use super::load::{self, Keys, Report};
 use super::server::{Before, Service};
 use super::{Run, of};
 use crate::machine::TempDir;
@@ -41,14 +42,20 @@ pub(super) async fn measure(run: &mut Run) {
 /// The same requests, with keys, whether these count or not.
 async fn once(run: &Run, program: &str, routes: Option<&Path>) -> Report {
     let service = Service { ignores_body: true, ..Service::new(Before::Nothing) };
-    let service = Child::start(&service.command(), run.place(Place::Beside));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.set_nonblocking(true).expect("an option");
+    let address = listener.local_addr().expect("an address").to_string();
     let mut command = Command::new(program);
     command.args(["gate", "--listen", "127.0.0.1:0", "--db", "memory", "--unscoped"]);
-    command.args(["--upstream", &format!("http://{}", service.address)]);
+    command.args(["--upstream", &format!("http://{address}")]);
     if let Some(routes) = routes {
         command.arg("--routes").arg(routes);
     }
     let proxy = Child::start_saying(&command, run.place(Place::Alone), "gate listens on http://");
-    // Clients that never sleep would take the processor from the service.
-    load::run(&proxy, &service, Load { is_awake: false, ..run.quick(64, Keys::Unique) })
+    // On the thread of the clients: as a process of its own it would have to be woken, and to wait for clients that
+    // do not sleep.
+    let answers = async move {
+        service.answer(tokio::net::TcpListener::from_std(listener).expect("a socket")).await;
+    };
+    load::run_beside(&proxy, &address, run.quick(64, Keys::Unique), answers)
 }

@@ -25,6 +25,7 @@ use oncebox_stores::sqlite::SqliteStore;
 use serde::Deserialize;
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
+use tokio::net::TcpListener;
 
 /// Where a child is told its database, since everybody can read its arguments.
 const STORE: &str = "ONCEBOX_BENCH_STORE";
@@ -130,52 +131,66 @@ pub(crate) async fn serve(service: Service) -> bool {
 }
 
 async fn listen(service: Service) {
-    let reply = match service.reply_bytes {
-        0 => "{\"ok\":true}".to_owned(),
-        bytes => format!("{{\"ok\":\"{}\"}}", "x".repeat(bytes.saturating_sub(9))),
-    };
-    let takes = Duration::from_millis(service.millis);
-    let handler = Arc::new(Handler { takes, reply: reply.into(), runs: AtomicUsize::new(0) });
-    let plain = if service.ignores_body { deaf() } else { reader() };
-    let plain = plain.with_state((Arc::clone(&handler), ()));
-    let router = match service.before {
-        Before::Nothing => plain,
-        Before::Off => {
-            let off = Policy { methods: Vec::new(), ..Policy::default() };
-            plain.layer(by_cookie(Gate::new(MemoryStore::new()).policy(off).expect("a policy")))
-        }
-        Before::Memory => {
-            let store = MemoryStore::new();
-            let store = match service.capacity {
-                Some(bytes) => store.receipt_capacity(bytes),
-                None => store,
-            };
-            fill(&store, service.receipts).await;
-            plain.layer(by_cookie(Gate::new(store)))
-        }
-        Before::Sqlite => {
-            let store = SqliteStore::connect(&service.store).await.expect("a database");
-            plain.layer(by_cookie(Gate::new(store)))
-        }
-        Before::Postgres => plain.layer(by_cookie(Gate::new(postgres(&service.store).await))),
-        Before::Insert => {
-            let pool = postgres(&service.store).await.pool().clone();
-            Router::new().route("/orders", post(insert)).with_state((Arc::clone(&handler), pool))
-        }
-        Before::Claimed => {
-            let gate = by_cookie(Gate::new(postgres(&service.store).await).transactional());
-            Router::new().route("/orders", post(claimed)).with_state((Arc::clone(&handler), ())).layer(gate)
-        }
-        Before::ByHand => {
-            let pool = postgres(&service.store).await.pool().clone();
-            Router::new().route("/orders", post(by_hand)).with_state((Arc::clone(&handler), pool))
-        }
-    };
-    let count = get(async move || handler.runs.load(Ordering::Relaxed).to_string());
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     println!("{}", listener.local_addr().expect("an address"));
-    let router = router.route("/runs", count).route("/session", post(session));
-    axum::serve(listener, router).await.expect("it serves");
+    service.answer(listener).await;
+}
+
+impl Service {
+    /// Answers whoever comes, on the runtime of the caller.
+    pub(super) async fn answer(self, listener: TcpListener) {
+        axum::serve(listener, self.router().await).await.expect("it serves");
+    }
+
+    async fn router(self) -> Router {
+        let service = self;
+        let reply = match service.reply_bytes {
+            0 => "{\"ok\":true}".to_owned(),
+            bytes => format!("{{\"ok\":\"{}\"}}", "x".repeat(bytes.saturating_sub(9))),
+        };
+        let takes = Duration::from_millis(service.millis);
+        let handler = Arc::new(Handler { takes, reply: reply.into(), runs: AtomicUsize::new(0) });
+        let plain = if service.ignores_body { deaf() } else { reader() };
+        let plain = plain.with_state((Arc::clone(&handler), ()));
+        let router = match service.before {
+            Before::Nothing => plain,
+            Before::Off => {
+                let off = Policy { methods: Vec::new(), ..Policy::default() };
+                plain.layer(by_cookie(Gate::new(MemoryStore::new()).policy(off).expect("a policy")))
+            }
+            Before::Memory => {
+                let store = MemoryStore::new();
+                let store = match service.capacity {
+                    Some(bytes) => store.receipt_capacity(bytes),
+                    None => store,
+                };
+                fill(&store, service.receipts).await;
+                plain.layer(by_cookie(Gate::new(store)))
+            }
+            Before::Sqlite => {
+                let store = SqliteStore::connect(&service.store).await.expect("a database");
+                plain.layer(by_cookie(Gate::new(store)))
+            }
+            Before::Postgres => plain.layer(by_cookie(Gate::new(postgres(&service.store).await))),
+            Before::Insert => {
+                let pool = postgres(&service.store).await.pool().clone();
+                Router::new().route("/orders", post(insert)).with_state((Arc::clone(&handler), pool))
+            }
+            Before::Claimed => {
+                let gate = by_cookie(Gate::new(postgres(&service.store).await).transactional());
+                Router::new()
+                    .route("/orders", post(claimed))
+                    .with_state((Arc::clone(&handler), ()))
+                    .layer(gate)
+            }
+            Before::ByHand => {
+                let pool = postgres(&service.store).await.pool().clone();
+                Router::new().route("/orders", post(by_hand)).with_state((Arc::clone(&handler), pool))
+            }
+        };
+        let count = get(async move || handler.runs.load(Ordering::Relaxed).to_string());
+        router.route("/runs", count).route("/session", post(session))
+    }
 }
 
 /// An order as the handler has it.

@@ -18,25 +18,38 @@ pub struct Caller {
 
 /// Makes receipt keys, with a secret that is not in the database.
 #[derive(Clone)]
-pub struct KeyMaker(Hmac<Sha256>);
+pub struct KeyMaker {
+    mac: Hmac<Sha256>,
+    /// The scope of a caller without a name, which is all there is where callers share their keys.
+    nobody: [u8; 32],
+}
 
 impl KeyMaker {
     /// The same secret always makes the same keys; another one forgets all receipts.
     #[must_use]
     pub fn new(secret: &[u8]) -> Self {
         // Any length is taken, so the other arm cannot happen.
-        Self(
-            Hmac::new_from_slice(secret)
-                .unwrap_or_else(|_| Hmac::new(&hmac::digest::Key::<Hmac<Sha256>>::default())),
-        )
+        let mac = Hmac::new_from_slice(secret)
+            .unwrap_or_else(|_| Hmac::new(&hmac::digest::Key::<Hmac<Sha256>>::default()));
+        let mut maker = Self { mac, nobody: [0; 32] };
+        maker.nobody = maker.scope("", "");
+        maker
+    }
+
+    fn scope(&self, tenant: &str, principal: &str) -> [u8; 32] {
+        self.hash(&[b"scope", tenant.as_bytes(), principal.as_bytes()])
     }
 
     /// What the receipt of this caller's key is found by. `route` keeps the
     /// keys of several routes apart; empty if they are shared.
     #[must_use]
     pub fn make(&self, caller: &Caller, route: &str, key: &RequestKey) -> ReceiptKey {
+        let scope = match (caller.tenant.as_str(), caller.principal.as_str()) {
+            ("", "") => self.nobody,
+            (tenant, principal) => self.scope(tenant, principal),
+        };
         ReceiptKey {
-            scope: self.hash(&[b"scope", caller.tenant.as_bytes(), caller.principal.as_bytes()]),
+            scope,
             key: self.hash(&[
                 b"key",
                 caller.tenant.as_bytes(),
@@ -64,7 +77,7 @@ impl KeyMaker {
 
     /// Lengths go first: no text can look like two.
     fn hash(&self, parts: &[&[u8]]) -> [u8; 32] {
-        let mut mac = self.0.clone();
+        let mut mac = self.mac.clone();
         for part in parts {
             mac.update(&(part.len() as u64).to_be_bytes());
             mac.update(part);
@@ -95,7 +108,10 @@ mod tests {
     #[test]
     fn callers_routes_keys_and_secrets_are_apart() {
         let maker = KeyMaker::new(b"secret");
+        let nobody = maker.make(&caller("", ""), "", &key("k"));
+        assert_eq!(nobody.scope, maker.scope("", ""));
         let keys = [
+            nobody,
             maker.make(&caller("a", "b"), "", &key("k")),
             maker.make(&caller("ab", ""), "", &key("k")),
             maker.make(&caller("", "ab"), "", &key("k")),
@@ -107,8 +123,8 @@ mod tests {
         let distinct: std::collections::HashSet<[u8; 32]> = keys.iter().map(|key| key.key).collect();
 
         assert_eq!(distinct.len(), keys.len());
-        assert_eq!(keys[0], maker.make(&caller("a", "b"), "", &key("k")));
-        assert_eq!(keys[0].scope, keys[5].scope);
+        assert_eq!(keys[1], maker.make(&caller("a", "b"), "", &key("k")));
+        assert_eq!(keys[1].scope, keys[6].scope);
     }
 
     #[test]
