@@ -4,6 +4,7 @@
 //! - [`scope`]: whose keys they are, and what a receipt is found by.
 //! - [`fingerprint`]: what makes two requests the same; [`json`]: when two
 //!   JSON texts are.
+//! - [`path`]: what the policy of a request is looked up by.
 //! - [`receipt`]: what is known of a request; [`reply`] and its [`fields`]: what it was answered;
 //!   [`receipts`]: where that is kept.
 
@@ -11,6 +12,7 @@ pub mod fields;
 pub mod fingerprint;
 pub mod json;
 pub mod key;
+pub mod path;
 pub mod receipt;
 pub mod receipts;
 pub mod reply;

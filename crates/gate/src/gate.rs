@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::request::Parts;
 use oncebox_core::Result;
 use oncebox_core::crash::Probe;
-use oncebox_core::gate::{Caller, KeyMaker, Receipts};
+use oncebox_core::gate::{Caller, KeyMaker, Receipts, path::plain};
 use tokio::sync::Notify;
 use tower_layer::Layer;
 
@@ -52,13 +52,14 @@ impl<S: Receipts> GateBuilder<S> {
         Ok(self)
     }
 
-    /// Other options for paths that begin like this; the longest beginning counts.
+    /// Other options for paths that begin like this; the longest beginning counts. A path is looked up as services
+    /// understand it: `/%70ay`, `//pay` and `/x/../pay` begin like `/pay`.
     ///
     /// # Errors
     /// As [`policy`](Self::policy).
     pub fn route(mut self, prefix: &str, policy: Policy) -> Result<Self> {
         policy.check()?;
-        self.routes.push((prefix.to_owned(), Arc::new(policy)));
+        self.routes.push((plain(prefix).into_owned(), Arc::new(policy)));
         self.routes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
         Ok(self)
     }
@@ -209,6 +210,7 @@ impl<S: Receipts> Gate<S> {
 
 impl<S> Inner<S> {
     pub(crate) fn policy(&self, path: &str) -> &Arc<Policy> {
+        let path = plain(path);
         let route = self.routes.iter().find(|(prefix, _)| path.starts_with(prefix.as_str()));
         route.map_or(&self.policy, |(_, policy)| policy)
     }
