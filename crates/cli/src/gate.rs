@@ -6,12 +6,16 @@ mod cases;
 mod check;
 mod client;
 mod dying;
+mod entry;
 mod fixture;
 mod key;
+mod listen;
 mod proxy;
+mod refusal;
 mod routes;
 mod upload;
 mod upstream;
+mod wire;
 
 use std::process::ExitCode;
 

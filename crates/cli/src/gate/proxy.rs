@@ -5,12 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::Request;
-use axum::http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
-use axum::http::{HeaderMap, StatusCode};
-use axum::middleware::{Next, from_fn};
-use axum::response::{IntoResponse as _, Response};
+use axum::http::HeaderMap;
 use clap::{Args as ClapArgs, ValueEnum};
 use oncebox_core::gate::Receipts as ReceiptsSeam;
 use oncebox_gate::{Caller, Gate, InFlight, OnDoubt, Policy};
@@ -18,8 +13,9 @@ use tokio::net::TcpListener;
 use tower_layer::Layer as _;
 
 use super::admin::Admin;
-use super::routes::RoutesFile;
-use super::upstream::Upstream;
+use super::listen::{self, Bounds};
+use super::routes::{self, RoutesFile};
+use super::upstream::{LinkLocal, Upstream};
 use super::{ProfileName, Receipts, with_store};
 use crate::fault::{Class, Fault};
 
@@ -31,6 +27,9 @@ pub(crate) struct ProxyArgs {
     /// The service behind the gate, as http://host:port
     #[arg(long, value_name = "URL")]
     upstream: String,
+    /// The service is at a link-local address, as those of clouds that tell secrets about a machine are
+    #[arg(long)]
+    allow_link_local: bool,
     /// Where receipts are kept: a PostgreSQL URL, the path of a SQLite file, or `memory`, which a restart forgets
     #[arg(long = "db", env = "ONCEBOX_DB", value_name = "URL", hide_env_values = true)]
     store: String,
@@ -76,6 +75,15 @@ pub(crate) struct ProxyArgs {
     /// How long a body may stand still, of a request or of a reply, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     stall: u64,
+    /// How long a connection may be without a whole head of a request, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    head_timeout: u64,
+    /// How many clients may be connected at a time; more wait until one of them goes
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: u32,
+    /// How long what runs is waited for after SIGTERM, in seconds; as long as --timeout unless it is given
+    #[arg(long, value_name = "SECONDS")]
+    drain: Option<u64>,
     /// Copies wait that many seconds for the reply instead of being refused at once
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
@@ -109,7 +117,8 @@ enum DoubtName {
 }
 
 impl ProxyArgs {
-    fn policy(&self) -> Policy {
+    /// What the command line makes of a profile.
+    fn policy(&self, profile: ProfileName) -> Policy {
         Policy {
             ttl: Duration::from_secs(self.ttl),
             lease: Duration::from_secs(self.lease),
@@ -122,21 +131,30 @@ impl ProxyArgs {
             max_request_body: self.max_body,
             max_response_body: self.max_body,
             max_keys: self.max_keys,
-            ..self.profile.policy()
+            ..profile.policy()
+        }
+    }
+
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            connections: usize::try_from(self.max_connections).unwrap_or(usize::MAX),
+            head: Duration::from_secs(self.head_timeout),
+            drain: Duration::from_secs(self.drain.unwrap_or(self.timeout)),
         }
     }
 
     fn gate<S: ReceiptsSeam>(&self, store: S) -> Result<Gate<S>, Fault> {
         let file = self.routes.as_deref().map(RoutesFile::read).transpose()?.unwrap_or_default();
-        let (policy, routes) = file.policies(&self.policy())?;
-        let mut gate =
-            Gate::new(store).cache(self.cache).secret(self.secret.as_bytes()).policy(policy.clone())?;
+        let (policy, mut routes) = file.policies(self.profile, |profile| self.policy(profile))?;
+        for prefix in &self.require {
+            if !prefix.starts_with('/') {
+                return Err(Fault::new(Class::Input, format!("--require {prefix}: a prefix begins with /")));
+            }
+            routes::require(prefix, &policy, &mut routes);
+        }
+        let mut gate = Gate::new(store).cache(self.cache).secret(self.secret.as_bytes()).policy(policy)?;
         for (prefix, policy) in routes {
             gate = gate.route(&prefix, policy)?;
-        }
-        for prefix in &self.require {
-            let policy = policy.clone();
-            gate = gate.route(prefix, Policy { required: policy.methods.clone(), ..policy })?;
         }
         if self.unscoped {
             return Ok(gate.unscoped());
@@ -168,7 +186,8 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
         tracing::warn!("without --secret, whoever reads the database can try out keys");
     }
     let limits = (Duration::from_secs(args.stall), Duration::from_secs(args.timeout));
-    let upstream = Upstream::new(&args.upstream, limits)?;
+    let link_local = if args.allow_link_local { LinkLocal::Allow } else { LinkLocal::Refuse };
+    let upstream = Upstream::new(&args.upstream, limits, link_local)?;
     let receipts = Receipts::open(&args.store, &args.schema, 256 << 20).await?;
     let listener = bind(args.listen).await?;
     let admin = match args.admin {
@@ -182,10 +201,9 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
         }
         let gate = args.gate(store)?;
         let draining = gate.clone();
-        let router = Router::new().fallback_service(gate.layer(upstream)).layer(from_fn(refuse_ambiguous));
-        axum::serve(listener, router).with_graceful_shutdown(drained(admin)).await?;
+        let deadline = listen::serve(listener, gate.layer(upstream), args.bounds(), drained(admin)).await;
         // Requests whose client has gone run on.
-        if tokio::time::timeout(Duration::from_secs(args.timeout), draining.drained()).await.is_err() {
+        if tokio::time::timeout_at(deadline, draining.drained()).await.is_err() {
             tracing::warn!("requests were still running; their keys are free when their leases are over");
         }
     });
@@ -203,23 +221,6 @@ async fn drained(admin: Option<Admin>) {
     if let Some(admin) = admin {
         admin.drain();
     }
-}
-
-/// A request whose end two parsers could see in two places goes no further.
-async fn refuse_ambiguous(request: Request, next: Next) -> Response {
-    let headers = request.headers();
-    let lengths = headers.get_all(CONTENT_LENGTH).iter().count();
-    let codings: Vec<_> = headers.get_all(TRANSFER_ENCODING).iter().collect();
-    let is_plainly_chunked = match codings.as_slice() {
-        [] => true,
-        [coding] => coding.as_bytes().eq_ignore_ascii_case(b"chunked"),
-        _ => false,
-    };
-    if lengths > 1 || (lengths > 0 && !codings.is_empty()) || !is_plainly_chunked {
-        let close = [("connection", "close")];
-        return (StatusCode::BAD_REQUEST, close, "the end of the request is ambiguous\n").into_response();
-    }
-    next.run(request).await
 }
 
 /// SIGTERM or Ctrl-C: what runs is finished, nobody else comes in.

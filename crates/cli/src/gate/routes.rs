@@ -13,9 +13,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use oncebox_gate::{InFlight, OnDoubt, Policy, Store};
+use axum::http::StatusCode;
+use oncebox_core::gate::path::plain;
+use oncebox_gate::{InFlight, KeySyntax, OnDoubt, Policy, Store, Strategy};
 use serde::Deserialize;
 
+use super::ProfileName;
 use crate::config::parse_span;
 use crate::fault::{Class, Fault};
 
@@ -38,6 +41,13 @@ struct Route {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Changes {
+    /// What the other options are changes to.
+    profile: Option<String>,
+    key_syntax: Option<String>,
+    strategy: Option<String>,
+    allow_unsafe_strategies: Option<bool>,
+    mismatch_status: Option<u16>,
+    replay_status: Option<u16>,
     methods: Option<Vec<String>>,
     required: Option<bool>,
     ttl: Option<String>,
@@ -67,34 +77,62 @@ impl RoutesFile {
         toml::from_str(&text).map_err(|error| refuse(error.to_string()))
     }
 
-    /// The policy for all paths, and those for some, made from a first one.
-    pub(super) fn policies(&self, base: &Policy) -> Result<(Policy, Vec<(String, Policy)>), Fault> {
-        let defaults = self.defaults.apply(base, "[defaults]")?;
-        let routes = self.route.iter().map(|route| {
+    /// The policy for all paths, and those for some: what the file changes about the policy that the command line
+    /// makes of a profile.
+    pub(super) fn policies(
+        &self,
+        profile: ProfileName,
+        flags: impl Fn(ProfileName) -> Policy,
+    ) -> Result<(Policy, Vec<(String, Policy)>), Fault> {
+        let place = "[defaults]";
+        let profile = self.defaults.profile(place)?.unwrap_or(profile);
+        let defaults = |profile| self.defaults.apply(&flags(profile), place);
+        let mut routes: Vec<(String, Policy)> = Vec::new();
+        for route in &self.route {
             let place = format!("[[route]] {:?}", route.prefix);
+            let refuse = |why: &str| Err(Fault::new(Class::Config, format!("{place}: {why}")));
             if !route.prefix.starts_with('/') {
-                return Err(Fault::new(Class::Config, format!("{place}: a prefix begins with /")));
+                return refuse("a prefix begins with /");
             }
-            Ok((route.prefix.clone(), route.changes.apply(&defaults, &place)?))
-        });
-        let routes = routes.collect::<Result<Vec<_>, Fault>>()?;
-        Ok((defaults, routes))
+            if routes.iter().any(|(prefix, _)| plain(prefix) == plain(&route.prefix)) {
+                return refuse("there is another route with this prefix");
+            }
+            let base = defaults(route.changes.profile(&place)?.unwrap_or(profile))?;
+            routes.push((route.prefix.clone(), route.changes.apply(&base, &place)?));
+        }
+        Ok((defaults(profile)?, routes))
+    }
+}
+
+/// Below this prefix no request goes without a key, whatever else the routes say about it.
+pub(super) fn require(prefix: &str, defaults: &Policy, routes: &mut Vec<(String, Policy)>) {
+    let below = plain(prefix).into_owned();
+    let holds = routes.iter().filter(|(above, _)| below.starts_with(&*plain(above)));
+    let longest = holds.max_by_key(|(above, _)| plain(above).len());
+    let policy = longest.map_or(defaults, |(_, policy)| policy).clone();
+    if !routes.iter().any(|(other, _)| plain(other) == below) {
+        routes.push((prefix.to_owned(), policy));
+    }
+    for (_, policy) in routes.iter_mut().filter(|(other, _)| plain(other).starts_with(&below)) {
+        policy.required.clone_from(&policy.methods);
     }
 }
 
 impl Changes {
+    fn profile(&self, place: &str) -> Result<Option<ProfileName>, Fault> {
+        choice(
+            place,
+            "profile",
+            self.profile.as_deref(),
+            &[("ietf", ProfileName::Ietf), ("atp", ProfileName::Atp)],
+        )
+    }
+
     fn apply(&self, base: &Policy, place: &str) -> Result<Policy, Fault> {
         let refuse = |why: String| Fault::new(Class::Config, format!("{place}: {why}"));
         if let Some(name) = self.unknown.keys().next() {
             return Err(refuse(format!("there is no option {name:?}")));
         }
-        let time = |name: &str, text: &Option<String>| -> Result<Option<Duration>, Fault> {
-            let parsed = text.as_deref().map(|text| {
-                parse_span(text)
-                    .ok_or_else(|| refuse(format!("{name}: {text:?} is no duration such as 30s or 24h")))
-            });
-            parsed.transpose()
-        };
         let mut policy = base.clone();
         if let Some(methods) = &self.methods {
             let parsed = methods.iter().map(|name| {
@@ -106,24 +144,12 @@ impl Changes {
         if let Some(required) = self.required {
             policy.required = if required { policy.methods.clone() } else { Vec::new() };
         }
-        policy.ttl = time("ttl", &self.ttl)?.unwrap_or(policy.ttl);
-        policy.lease = time("lease", &self.lease)?.unwrap_or(policy.lease);
-        policy.stall = time("stall", &self.stall)?.unwrap_or(policy.stall);
-        policy.in_flight = time("wait", &self.wait)?.map_or(policy.in_flight, InFlight::Wait);
+        self.apply_times(&mut policy, place)?;
+        self.apply_choices(&mut policy, place)?;
+        self.apply_statuses(&mut policy, place)?;
         policy.sliding = self.sliding.unwrap_or(policy.sliding);
-        policy.store = match self.keep.as_deref() {
-            None => policy.store,
-            Some("final") => Store::Final,
-            Some("success") => Store::Success,
-            Some("all") => Store::All,
-            Some(other) => return Err(refuse(format!("keep: {other:?} is not final, success or all"))),
-        };
-        policy.on_doubt = match self.on_doubt.as_deref() {
-            None => policy.on_doubt,
-            Some("retry") => OnDoubt::Retry,
-            Some("block") => OnDoubt::Block,
-            Some(other) => return Err(refuse(format!("on_doubt: {other:?} is not retry or block"))),
-        };
+        policy.allow_unsafe_strategies =
+            self.allow_unsafe_strategies.unwrap_or(policy.allow_unsafe_strategies);
         policy.fail_open = self.fail_open.unwrap_or(policy.fail_open);
         policy.raw_fingerprint = self.raw_fingerprint.unwrap_or(policy.raw_fingerprint);
         policy.excluded = self.excluded.clone().unwrap_or(policy.excluded);
@@ -135,6 +161,81 @@ impl Changes {
         policy.check().map_err(|error| refuse(error.chain()))?;
         Ok(policy)
     }
+
+    fn apply_times(&self, policy: &mut Policy, place: &str) -> Result<(), Fault> {
+        let time = |name: &str, text: &Option<String>| -> Result<Option<Duration>, Fault> {
+            let parsed = text.as_deref().map(|text| {
+                let why = || format!("{place}: {name}: {text:?} is no duration such as 30s or 24h");
+                parse_span(text).ok_or_else(|| Fault::new(Class::Config, why()))
+            });
+            parsed.transpose()
+        };
+        policy.ttl = time("ttl", &self.ttl)?.unwrap_or(policy.ttl);
+        policy.lease = time("lease", &self.lease)?.unwrap_or(policy.lease);
+        policy.stall = time("stall", &self.stall)?.unwrap_or(policy.stall);
+        policy.in_flight = time("wait", &self.wait)?.map_or(policy.in_flight, InFlight::Wait);
+        Ok(())
+    }
+
+    fn apply_choices(&self, policy: &mut Policy, place: &str) -> Result<(), Fault> {
+        let syntaxes =
+            [("lenient", KeySyntax::Lenient), ("quoted", KeySyntax::QuotedString), ("atp", KeySyntax::Atp)];
+        let strategies = [
+            ("strict", Strategy::Strict),
+            ("content-based", Strategy::ContentBased),
+            ("last-write-wins", Strategy::LastWriteWins),
+            ("warn-but-allow", Strategy::WarnButAllow),
+        ];
+        let stores = [("final", Store::Final), ("success", Store::Success), ("all", Store::All)];
+        let doubts = [("retry", OnDoubt::Retry), ("block", OnDoubt::Block)];
+        if let Some(syntax) = choice(place, "key_syntax", self.key_syntax.as_deref(), &syntaxes)? {
+            policy.key_syntax = syntax;
+        }
+        if let Some(strategy) = choice(place, "strategy", self.strategy.as_deref(), &strategies)? {
+            policy.strategy = strategy;
+        }
+        if let Some(store) = choice(place, "keep", self.keep.as_deref(), &stores)? {
+            policy.store = store;
+        }
+        if let Some(on_doubt) = choice(place, "on_doubt", self.on_doubt.as_deref(), &doubts)? {
+            policy.on_doubt = on_doubt;
+        }
+        Ok(())
+    }
+
+    fn apply_statuses(&self, policy: &mut Policy, place: &str) -> Result<(), Fault> {
+        let status = |name: &str, number: Option<u16>, is_right: fn(&StatusCode) -> bool, range: &str| {
+            let parsed = number.map(|number| {
+                let why = || format!("{place}: {name}: {number} is not {range}");
+                let status = StatusCode::from_u16(number).ok().filter(is_right);
+                status.ok_or_else(|| Fault::new(Class::Config, why()))
+            });
+            parsed.transpose()
+        };
+        let mismatch =
+            status("mismatch_status", self.mismatch_status, StatusCode::is_client_error, "400 to 499")?;
+        policy.mismatch_status = mismatch.unwrap_or(policy.mismatch_status);
+        let replay = status("replay_status", self.replay_status, StatusCode::is_success, "200 to 299")?;
+        policy.replay_status = replay.or(policy.replay_status);
+        Ok(())
+    }
+}
+
+/// What a name stands for.
+fn choice<T: Clone>(
+    place: &str,
+    option: &str,
+    name: Option<&str>,
+    known: &[(&str, T)],
+) -> Result<Option<T>, Fault> {
+    let Some(name) = name else { return Ok(None) };
+    if let Some((_, chosen)) = known.iter().find(|(other, _)| *other == name) {
+        return Ok(Some(chosen.clone()));
+    }
+    let mut names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+    let last = names.pop().unwrap_or_default();
+    let why = format!("{place}: {option}: {name:?} is not {} or {last}", names.join(", "));
+    Err(Fault::new(Class::Config, why))
 }
 
 #[cfg(test)]
@@ -143,7 +244,88 @@ mod tests {
 
     fn policies(text: &str) -> Result<(Policy, Vec<(String, Policy)>), String> {
         let file: RoutesFile = toml::from_str(text).map_err(|error| error.to_string())?;
-        file.policies(&Policy::default()).map_err(|fault| fault.message().to_owned())
+        file.policies(ProfileName::Ietf, ProfileName::policy).map_err(|fault| fault.message().to_owned())
+    }
+
+    /// What holds for a path, as the gate finds it.
+    fn at<'a>(path: &str, (defaults, routes): &'a (Policy, Vec<(String, Policy)>)) -> &'a Policy {
+        let holds = routes.iter().filter(|(prefix, _)| path.starts_with(prefix.as_str()));
+        // Of two that are equally long the first counts.
+        holds.rev().max_by_key(|(prefix, _)| prefix.len()).map_or(defaults, |(_, policy)| policy)
+    }
+
+    fn required(text: &str, prefixes: &[&str]) -> (Policy, Vec<(String, Policy)>) {
+        let (defaults, mut routes) = policies(text).unwrap();
+        prefixes.iter().for_each(|prefix| require(prefix, &defaults, &mut routes));
+        (defaults, routes)
+    }
+
+    #[test]
+    fn a_prefix_that_requires_keys_does_so_whatever_the_file_says() {
+        let text = "[[route]]\nprefix = \"/payments\"\non_doubt = \"block\"\n\
+                    [[route]]\nprefix = \"/payments/cards\"\nkeep = \"all\"\nrequired = false\n\
+                    [[route]]\nprefix = \"/pay\"\nttl = \"1h\"\n";
+
+        for prefix in ["/payments", "/%70ayments", "//payments"] {
+            let all = required(text, &[prefix]);
+
+            for path in ["/payments", "/payments/cards", "/payments/7"] {
+                let policy = at(path, &all);
+                assert_eq!(policy.required, policy.methods, "{prefix}: {path}");
+            }
+            assert_eq!(at("/payments", &all).on_doubt, OnDoubt::Block, "the rest is the file's");
+            assert_eq!(format!("{:?}", at("/payments/cards", &all).store), "All");
+            assert!(at("/pay", &all).required.is_empty() && at("/", &all).required.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_prefix_of_its_own_inherits_what_would_hold_there() {
+        let text = "[[route]]\nprefix = \"/payments\"\non_doubt = \"block\"\n\
+                    [[route]]\nprefix = \"/\"\nttl = \"1h\"\n";
+
+        for prefixes in [&["/payments/cards", "/payments/cards/x"], &["/payments/cards/x", "/payments/cards"]]
+        {
+            let all = required(text, prefixes);
+
+            for path in ["/payments/cards", "/payments/cards/x"] {
+                assert_eq!(at(path, &all).on_doubt, OnDoubt::Block, "{path}");
+                assert_eq!(at(path, &all).required, at(path, &all).methods, "{path}");
+            }
+            assert!(at("/payments", &all).required.is_empty());
+        }
+        let everything = required(text, &["/"]);
+        assert!(["/", "/x", "/payments"].iter().all(|path| !at(path, &everything).required.is_empty()));
+        assert_eq!(at("/x", &everything).ttl, Duration::from_secs(3600));
+        let past = required("[[route]]\nprefix = \"/search\"\nmethods = []\n", &["/"]);
+        assert!(at("/search", &past).required.is_empty(), "what goes past the gate needs no key");
+    }
+
+    #[test]
+    fn a_route_may_have_another_profile_syntax_and_strategy() {
+        let text = "[defaults]\nttl = \"2h\"\n[[route]]\nprefix = \"/atp\"\nprofile = \"atp\"\nreplay_status = 202\n\
+                    [[route]]\nprefix = \"/quoted\"\nkey_syntax = \"quoted\"\nmismatch_status = 409\n\
+                    [[route]]\nprefix = \"/bold\"\nstrategy = \"last-write-wins\"\nallow_unsafe_strategies = true\n\
+                    [[route]]\nprefix = \"/content\"\nstrategy = \"content-based\"\n";
+
+        let all = policies(text).unwrap();
+
+        let atp = at("/atp", &all);
+        assert_eq!((atp.key_syntax, atp.mismatch_status), (KeySyntax::Atp, StatusCode::CONFLICT));
+        assert_eq!((atp.sliding, atp.replay_status), (true, Some(StatusCode::ACCEPTED)));
+        assert_eq!(atp.ttl, Duration::from_secs(7200), "defaults hold for every profile");
+        let quoted = at("/quoted", &all);
+        assert_eq!(
+            (quoted.key_syntax, quoted.mismatch_status),
+            (KeySyntax::QuotedString, StatusCode::CONFLICT)
+        );
+        assert_eq!(at("/bold", &all).strategy, Strategy::LastWriteWins);
+        assert_eq!(at("/content", &all).strategy, Strategy::ContentBased);
+        assert_eq!(at("/", &all).strategy, Strategy::Strict);
+        let (defaults, routes) =
+            policies("[defaults]\nprofile = \"atp\"\n[[route]]\nprefix = \"/i\"\nprofile = \"ietf\"\n")
+                .unwrap();
+        assert_eq!((defaults.key_syntax, routes[0].1.key_syntax), (KeySyntax::Atp, KeySyntax::Lenient));
     }
 
     #[test]
@@ -190,7 +372,17 @@ mod tests {
             ("[[route]]\nprefix = \"/x\"\nmethods = [\"\"]", "methods"),
             ("[[route]]\nprefix = \"/x\"\nmethods = [\"GET\"]", "GET changes nothing"),
             ("[[route]]\nprefix = \"/x\"\nkeep = \"most\"", "keep"),
-            ("[[route]]\nprefix = \"/x\"\non_doubt = \"hope\"", "on_doubt"),
+            ("[[route]]\nprefix = \"/x\"\non_doubt = \"hope\"", "on_doubt: \"hope\" is not retry or block"),
+            ("[[route]]\nprefix = \"/x\"\nprofile = \"rfc\"", "profile: \"rfc\" is not ietf or atp"),
+            (
+                "[[route]]\nprefix = \"/x\"\nkey_syntax = \"x\"",
+                "key_syntax: \"x\" is not lenient, quoted or atp",
+            ),
+            ("[[route]]\nprefix = \"/x\"\nstrategy = \"x\"", "last-write-wins or warn-but-allow"),
+            ("[[route]]\nprefix = \"/x\"\nstrategy = \"warn-but-allow\"", "allow_unsafe_strategies"),
+            ("[[route]]\nprefix = \"/x\"\nmismatch_status = 500", "500 is not 400 to 499"),
+            ("[[route]]\nprefix = \"/x\"\nreplay_status = 42", "42 is not 200 to 299"),
+            ("[[route]]\nprefix = \"/x\"\n[[route]]\nprefix = \"//x\"", "another route"),
             ("[[route]]\nrequired = true", "prefix"),
             ("[routes]", "routes"),
         ] {

@@ -1,13 +1,18 @@
 //! The service behind the proxy.
 
+use std::net::IpAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::header::{CONNECTION, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, UPGRADE};
+use axum::http::header::{
+    CONNECTION, CONTENT_LENGTH, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
+    UPGRADE,
+};
 use axum::http::uri::{Authority, PathAndQuery, Scheme};
-use axum::http::{Request, Response, StatusCode, Uri};
+use axum::http::{Request, Response, StatusCode, Uri, Version};
 use axum::response::IntoResponse as _;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -15,6 +20,7 @@ use hyper_util::rt::TokioExecutor;
 use oncebox_gate::{Doubt, Untouched};
 use tower_service::Service;
 
+use super::refusal;
 use super::upload::{Late, Upload};
 use crate::fault::{Class, Fault};
 
@@ -36,15 +42,29 @@ const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 #[derive(Clone, Debug)]
 pub(super) struct Upstream {
     client: Client<HttpConnector, Body>,
+    place: Arc<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
     authority: Authority,
+    host: HeaderValue,
     /// Before every path.
     base: String,
     /// How long a request may stand still, and how long the reply may take once it is whole.
     limits: (Duration, Duration),
 }
 
+/// Whether the service may be at an address of this link, where clouds tell every
+/// process of a machine its secrets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkLocal {
+    Allow,
+    Refuse,
+}
+
 impl Upstream {
-    pub(super) fn new(url: &str, limits: (Duration, Duration)) -> Result<Self, Fault> {
+    pub(super) fn new(url: &str, limits: (Duration, Duration), link_local: LinkLocal) -> Result<Self, Fault> {
         let refuse = |why: &str| {
             Fault::new(Class::Input, format!("--upstream: {why}"))
                 .help("write http://host:port or http://host:port/base")
@@ -60,6 +80,14 @@ impl Upstream {
         if uri.query().is_some() {
             return Err(refuse("the URL must not have a query"));
         }
+        if link_local == LinkLocal::Refuse && is_link_local(authority.host()) {
+            return Err(Fault::new(
+                Class::Input,
+                "--upstream: this address is link-local, and clouds tell the secrets of a machine at such",
+            )
+            .help("if the service really is there, add --allow-link-local"));
+        }
+        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| refuse("this is no host"))?;
         let base = uri.path().trim_end_matches('/').to_owned();
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(Duration::from_secs(5)));
@@ -68,7 +96,7 @@ impl Upstream {
             // Shorter than most services keep a connection; what was not sent on one that is gone is sent on another.
             .pool_idle_timeout(Duration::from_secs(4))
             .build(connector);
-        Ok(Self { client, authority, base, limits })
+        Ok(Self { client, place: Arc::new(Place { authority, host, base, limits }) })
     }
 
     /// The same request to our service: of the address only path and query are the client's.
@@ -76,10 +104,11 @@ impl Upstream {
         let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
         // `OPTIONS *` and absolute forms have no path of their own.
         let path = if path.starts_with('/') { path } else { "/" };
-        let target = format!("{}{path}", self.base);
-        let uri = Uri::builder().scheme("http").authority(self.authority.clone()).path_and_query(target);
+        let target = format!("{}{path}", self.place.base);
+        let uri =
+            Uri::builder().scheme("http").authority(self.place.authority.clone()).path_and_query(target);
         *request.uri_mut() = uri.build().ok()?;
-        *request.version_mut() = axum::http::Version::HTTP_11;
+        *request.version_mut() = Version::HTTP_11;
         let headers = request.headers_mut();
         strip(headers);
         let host = headers.remove(HOST);
@@ -87,7 +116,7 @@ impl Upstream {
         if let Some(host) = host {
             headers.insert(FORWARDED_HOST, host);
         }
-        headers.insert(HOST, HeaderValue::from_str(self.authority.as_str()).ok()?);
+        headers.insert(HOST, self.place.host.clone());
         Some(request)
     }
 
@@ -102,12 +131,17 @@ impl Upstream {
         let (parts, body) = request.into_parts();
         let (body, progress) = Upload::new(body);
         let request = Request::from_parts(parts, Body::new(body));
-        match progress.limit(self.limits, self.client.request(request)).await {
-            Ok(Ok(response)) => {
-                let (mut parts, body) = response.into_parts();
-                strip(&mut parts.headers);
-                Response::from_parts(parts, Body::new(body))
+        match progress.limit(self.place.limits, self.client.request(request)).await {
+            // Nobody is asked to switch protocols, so whoever does says something else than it was asked.
+            Ok(Ok(response)) if response.status().is_informational() => {
+                tracing::warn!(status = response.status().as_u16(), "the service gave no final answer");
+                problem(
+                    StatusCode::BAD_GATEWAY,
+                    "the service gave no final answer; nobody knows what it did",
+                    true,
+                )
             }
+            Ok(Ok(response)) => pass_on(response),
             // Nothing was sent, so nothing has happened.
             Ok(Err(error)) if error.is_connect() => {
                 tracing::warn!(%error, "the service cannot be reached");
@@ -138,6 +172,32 @@ impl Upstream {
     }
 }
 
+/// The answer as it is for our client: of how it came, nothing.
+fn pass_on(response: Response<hyper::body::Incoming>) -> Response<Body> {
+    let (mut parts, body) = response.into_parts();
+    // A length beside an encoding was not gone by, and may be any.
+    if parts.headers.contains_key(TRANSFER_ENCODING) {
+        parts.headers.remove(CONTENT_LENGTH);
+    }
+    strip(&mut parts.headers);
+    parts.version = Version::HTTP_11;
+    Response::from_parts(parts, Body::new(body))
+}
+
+/// Whether a host is an address that only this link knows, or one at which a cloud answers.
+fn is_link_local(host: &str) -> bool {
+    let literal = host.trim_start_matches('[').trim_end_matches(']');
+    // Without the name of an interface.
+    let literal = literal.split('%').next().unwrap_or(literal);
+    match literal.parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(IpAddr::V4(address)) => address.is_link_local(),
+        Ok(IpAddr::V6(address)) => {
+            address.is_unicast_link_local() || address.segments() == [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254]
+        }
+        Err(_) => false,
+    }
+}
+
 /// Removes what is meant for one connection, and whatever that names.
 fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
@@ -157,19 +217,11 @@ fn strip(headers: &mut HeaderMap) {
 }
 
 fn problem(status: StatusCode, detail: &str, in_doubt: bool) -> Response<Body> {
-    let mut text = serde_json::json!({
-        "type": "about:blank",
-        "title": status.canonical_reason(),
-        "status": status.as_u16(),
-        "detail": detail,
-        "code": if in_doubt { "outcome-unknown" } else { "upstream-unreachable" },
-    });
     // Whether a request that may have taken effect may be sent again is for the gate's policy to say.
-    if !in_doubt {
-        text["retryable"] = true.into();
-    }
-    let kind = [("content-type", "application/problem+json"), ("cache-control", "no-store")];
-    let mut response = (status, kind, text.to_string()).into_response();
+    let (code, is_retryable) =
+        if in_doubt { ("outcome-unknown", None) } else { ("upstream-unreachable", Some(true)) };
+    let text = refusal::text(status, code, detail, is_retryable);
+    let mut response = (status, refusal::FIELDS, text).into_response();
     if in_doubt {
         response.extensions_mut().insert(Doubt);
     }
@@ -188,5 +240,29 @@ impl Service<Request<Body>> for Upstream {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let upstream = self.clone();
         Box::pin(async move { Ok(upstream.send(request).await) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_link_are_told_from_others() {
+        for host in [
+            "169.254.169.254",
+            "169.254.0.1",
+            "[fe80::1]",
+            "[febf::1]",
+            "[fd00:ec2::254]",
+            "[::ffff:169.254.169.254]",
+        ] {
+            assert!(is_link_local(host), "{host}");
+        }
+        for host in
+            ["127.0.0.1", "10.0.0.1", "[::1]", "[fd00::1]", "[fec0::1]", "169.254.example", "localhost"]
+        {
+            assert!(!is_link_local(host), "{host}");
+        }
     }
 }
