@@ -175,8 +175,10 @@ impl Upstream {
 /// The answer as it is for our client: of how it came, nothing.
 fn pass_on(response: Response<hyper::body::Incoming>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
-    // A length beside an encoding was not gone by, and may be any.
-    if parts.headers.contains_key(TRANSFER_ENCODING) {
+    // A length beside an encoding was not gone by, and may be any; one that is said twice our client may refuse.
+    let mut lengths = parts.headers.get_all(CONTENT_LENGTH).iter();
+    let is_plain = lengths.next().is_none_or(|length| length.as_bytes().iter().all(u8::is_ascii_digit));
+    if !is_plain || lengths.next().is_some() || parts.headers.contains_key(TRANSFER_ENCODING) {
         parts.headers.remove(CONTENT_LENGTH);
     }
     strip(&mut parts.headers);

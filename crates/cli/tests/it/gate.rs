@@ -1,8 +1,10 @@
 //! `oncebox gate`: every case of the checker on every store, as a layer and as
 //! a proxy; processes that are killed, services that are gone.
 
+mod connections;
 mod framing;
 mod operating;
+mod splitting;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -334,6 +336,39 @@ fn a_file_says_what_holds_for_which_path() {
 }
 
 #[test]
+fn a_path_has_its_policy_however_it_is_written() {
+    let Some(database) = Database::sqlite("a_path_has_its_policy") else { return };
+    let (database, service) = (database.migrated(), Served::fixture(&["--bare"]));
+    let file = database.folder().join("gate.toml");
+    std::fs::write(&file, "[[route]]\nprefix = \"/orders\"\nkeep = \"success\"\n").unwrap();
+    let flags = ["--routes", file.to_str().unwrap(), "--require", "/orders", "--require", "/other/%74hings"];
+    let proxy = Served::proxy(&service.address, &database, &flags);
+
+    for path in [
+        "/orders",
+        "/%6frders",
+        "//orders",
+        "/x/../orders",
+        "/x/%2e%2e/orders",
+        "/./orders/7",
+        "/other/things",
+        "/other/%74hings",
+    ] {
+        let text =
+            format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        let (status, answer) = exchange(&proxy.address, text.as_bytes());
+        assert_eq!(status, 400, "{path}: {answer}");
+        assert!(answer.contains("idempotency-key-missing"), "{path}: {answer}");
+    }
+    let text = "POST /others HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    assert_eq!(exchange(&proxy.address, text.as_bytes()).0, 201);
+    for _ in 0..2 {
+        assert_eq!(order(&proxy.address, "both", "k", r#"{"status":404}"#).0, 404);
+    }
+    assert_eq!(runs(&service.address, "both"), 2, "the flag takes nothing from the file");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_at_the_start() {
     let Some(database) = Database::sqlite("what_makes_no_sense") else { return };
     let unmigrated = database.url();
@@ -349,6 +384,14 @@ fn what_makes_no_sense_is_refused_at_the_start() {
     refused(&["--upstream", "https://x", "--db", "memory"], 2, "http://");
     refused(&["--upstream", "http://u:p@x", "--db", "memory"], 2, "password");
     refused(&["--upstream", "nonsense", "--db", "memory"], 2, "--upstream");
+    for host in ["169.254.169.254", "169.254.1.1:8080", "[fe80::1]:80", "[fd00:ec2::254]"] {
+        refused(&["--upstream", &format!("http://{host}/"), "--db", "memory"], 2, "--allow-link-local");
+    }
+    refused(&[&to[..], &["--db", "memory", "--require", "orders"]].concat(), 2, "begins with /");
+    refused(&[&to[..], &["--db", "memory", "--max-connections", "0"]].concat(), 2, "--max-connections");
+    // Allowed, it fails only for the lease.
+    let odd = ["--upstream", "http://169.254.169.254", "--allow-link-local"];
+    refused(&[&odd[..], &["--db", "memory", "--lease", "0"]].concat(), 5, "lease");
     let ran = oncebox(["gate", "check", "--target", "http://127.0.0.1:9"]).exits(7);
     assert!(ran.stderr.contains("gate fixture"), "{}", ran.stderr);
 }

@@ -177,6 +177,97 @@ fn no_request_is_hidden_in_another_from_a_service_that_believes_everything() {
     }
 }
 
+/// Everything that comes within a moment, and whether the connection was closed then.
+fn heard(address: &str, bytes: &[u8]) -> (String, bool) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(700))).unwrap();
+    stream.write_all(bytes).unwrap();
+    let (mut all, mut piece) = (Vec::new(), [0; 4096]);
+    let is_closed = loop {
+        match stream.read(&mut piece) {
+            Ok(0) => break true,
+            Ok(read) => all.extend_from_slice(&piece[..read]),
+            Err(error) => break error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    };
+    (String::from_utf8(all).unwrap(), is_closed)
+}
+
+/// Heads that the gate itself refuses; hyper would tidy them.
+const AMBIGUOUS: [&str; 11] = [
+    "content-length: 5\r\ntransfer-encoding: chunked\r\n",
+    "transfer-encoding: chunked\r\ncontent-length: 5\r\n",
+    "Content-Length: 5\r\nx: y\r\nTransfer-Encoding: chunked\r\n",
+    "content-length: 5\r\ncontent-length: 5\r\n",
+    "transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
+    "transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n",
+    "transfer-encoding: gzip, chunked\r\n",
+    "content-length: 5\n",
+    "x: y\ncontent-length: 5\r\n",
+    "x: y\ntransfer-encoding: chunked\r\n",
+    "content-length: 5\r\nconnection: content-length\r\ncontent-length: 5\r\n",
+];
+/// Those that hyper refuses.
+const BROKEN: [&str; 8] = [
+    "content-length: 5\r\ncontent-length: 6\r\n",
+    "content-length: 5, 5\r\n",
+    "transfer-encoding: identity\r\n",
+    "transfer-encoding: chunked, identity\r\n",
+    "transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n",
+    "x: y\r\n content-length: 5\r\n",
+    "x: y\r\n\tz\r\n",
+    "content-length : 5\r\n",
+];
+
+#[test]
+fn a_request_whose_end_is_ambiguous_is_refused_and_the_connection_closed() {
+    let Some(database) = Database::sqlite("a_request_whose_end_is_ambiguous") else { return };
+    let database = database.migrated();
+    let (service, seen) = lax();
+    let proxy = Served::proxy(&service, &database, &[]);
+    let plain = "POST /good HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}";
+
+    for (fields, is_ours) in
+        AMBIGUOUS.iter().map(|fields| (fields, true)).chain(BROKEN.iter().map(|fields| (fields, false)))
+    {
+        let bad = format!("POST /bad HTTP/1.1\r\nhost: x\r\n{fields}\r\n0\r\n\r\n{HIDDEN}");
+        // Alone, and as the second on its connection.
+        for (before, first) in [("", "HTTP/1.1 400"), (plain, "HTTP/1.1 201")] {
+            let (answer, is_closed) = heard(&proxy.address, format!("{before}{bad}").as_bytes());
+
+            assert!(is_closed, "{fields:?}: {answer}");
+            assert!(answer.starts_with(first), "{fields:?}: {answer}");
+            let last = answer.split("HTTP/1.1 ").last().unwrap();
+            assert!(last.starts_with("400") && last.contains("connection: close"), "{fields:?}: {answer}");
+            let is_told = last.contains("application/problem+json") && last.contains("request-ambiguous");
+            assert_eq!(is_told, is_ours, "{fields:?}: {answer}");
+        }
+    }
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), AMBIGUOUS.len() + BROKEN.len(), "only the good ones");
+    assert!(seen.iter().all(|stream| request_lines(stream, true) == ["post /good http/1.1"]));
+}
+
+#[test]
+fn a_chunked_request_is_the_last_on_its_connection_and_others_are_not() {
+    let Some(database) = Database::sqlite("a_chunked_request_is_the_last") else { return };
+    let (database, service) = (database.migrated(), Served::fixture(&["--bare"]));
+    let proxy = Served::proxy(&service.address, &database, &[]);
+    let request = |case: &str, fields: &str, body: &str| {
+        format!("POST /orders HTTP/1.1\r\nhost: x\r\nx-fx-case: {case}\r\n{fields}\r\n{body}")
+    };
+    let plain = request("plain", "content-length: 2\r\n", "{}");
+    let chunked = request("chunked", "transfer-encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n");
+
+    let (answer, is_closed) = heard(&proxy.address, plain.repeat(3).as_bytes());
+    assert_eq!((answer.matches("HTTP/1.1 201").count(), is_closed), (3, false), "{answer}");
+    assert_eq!(runs(&service.address, "plain"), 3);
+
+    let (answer, is_closed) = heard(&proxy.address, format!("{plain}{chunked}{plain}").as_bytes());
+    assert_eq!((answer.matches("HTTP/1.1 201").count(), is_closed), (2, true), "{answer}");
+    assert_eq!((runs(&service.address, "plain"), runs(&service.address, "chunked")), (4, 1));
+}
+
 #[test]
 fn no_request_is_hidden_in_another_from_a_strict_service() {
     let Some(database) = Database::sqlite("no_request_is_hidden_strict") else { return };
