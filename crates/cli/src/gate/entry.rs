@@ -44,7 +44,7 @@ where
         let work = match judged {
             Ok(_) => Work::Runs(self.gate.clone().call(request.map(Body::new))),
             Err(why) => {
-                tracing::warn!(why = why.0, "a request was refused, since its end is ambiguous");
+                tracing::info!(why = why.0, "a request was refused, since its end is ambiguous");
                 Work::Refused(why)
             }
         };
