@@ -54,7 +54,9 @@ struct Changes {
     lease: Option<String>,
     stall: Option<String>,
     wait: Option<String>,
+    refuse_expired: Option<String>,
     sliding: Option<bool>,
+    atp_codes: Option<bool>,
     keep: Option<String>,
     on_doubt: Option<String>,
     fail_open: Option<bool>,
@@ -148,6 +150,7 @@ impl Changes {
         self.apply_choices(&mut policy, place)?;
         self.apply_statuses(&mut policy, place)?;
         policy.sliding = self.sliding.unwrap_or(policy.sliding);
+        policy.atp_codes = self.atp_codes.unwrap_or(policy.atp_codes);
         policy.allow_unsafe_strategies =
             self.allow_unsafe_strategies.unwrap_or(policy.allow_unsafe_strategies);
         policy.fail_open = self.fail_open.unwrap_or(policy.fail_open);
@@ -173,6 +176,7 @@ impl Changes {
         policy.ttl = time("ttl", &self.ttl)?.unwrap_or(policy.ttl);
         policy.lease = time("lease", &self.lease)?.unwrap_or(policy.lease);
         policy.stall = time("stall", &self.stall)?.unwrap_or(policy.stall);
+        policy.refuse_expired = time("refuse_expired", &self.refuse_expired)?.or(policy.refuse_expired);
         policy.in_flight = time("wait", &self.wait)?.map_or(policy.in_flight, InFlight::Wait);
         Ok(())
     }
@@ -304,6 +308,7 @@ mod tests {
     #[test]
     fn a_route_may_have_another_profile_syntax_and_strategy() {
         let text = "[defaults]\nttl = \"2h\"\n[[route]]\nprefix = \"/atp\"\nprofile = \"atp\"\nreplay_status = 202\n\
+                    atp_codes = false\nrefuse_expired = \"7d\"\n\
                     [[route]]\nprefix = \"/quoted\"\nkey_syntax = \"quoted\"\nmismatch_status = 409\n\
                     [[route]]\nprefix = \"/bold\"\nstrategy = \"last-write-wins\"\nallow_unsafe_strategies = true\n\
                     [[route]]\nprefix = \"/content\"\nstrategy = \"content-based\"\n";
@@ -313,6 +318,7 @@ mod tests {
         let atp = at("/atp", &all);
         assert_eq!((atp.key_syntax, atp.mismatch_status), (KeySyntax::Atp, StatusCode::CONFLICT));
         assert_eq!((atp.sliding, atp.replay_status), (true, Some(StatusCode::ACCEPTED)));
+        assert_eq!((atp.atp_codes, atp.refuse_expired), (false, Some(Duration::from_secs(7 * 86_400))));
         assert_eq!(atp.ttl, Duration::from_secs(7200), "defaults hold for every profile");
         let quoted = at("/quoted", &all);
         assert_eq!(
