@@ -19,6 +19,9 @@ use super::upstream::{LinkLocal, Upstream};
 use super::{ProfileName, Receipts, with_store};
 use crate::fault::{Class, Fault};
 
+/// No connection is waited for longer, in seconds.
+const DAY: u64 = 86_400;
+
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ProxyArgs {
     /// Where clients come in
@@ -76,13 +79,13 @@ pub(crate) struct ProxyArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     stall: u64,
     /// How long a connection may be without a whole head of a request, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAY))]
     head_timeout: u64,
     /// How many clients may be connected at a time; more wait until one of them goes
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
     /// How long what runs is waited for after SIGTERM, in seconds; as long as --timeout unless it is given
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=DAY))]
     drain: Option<u64>,
     /// Copies wait that many seconds for the reply instead of being refused at once
     #[arg(long, value_name = "SECONDS")]
@@ -139,7 +142,7 @@ impl ProxyArgs {
         Bounds {
             connections: usize::try_from(self.max_connections).unwrap_or(usize::MAX),
             head: Duration::from_secs(self.head_timeout),
-            drain: Duration::from_secs(self.drain.unwrap_or(self.timeout)),
+            drain: Duration::from_secs(self.drain.unwrap_or(self.timeout).min(DAY)),
         }
     }
 

@@ -290,6 +290,31 @@ fn a_redirect_is_passed_on_and_not_followed() {
     }
 }
 
+#[test]
+fn what_a_reply_without_a_body_says_of_its_length_is_passed_on() {
+    let Some(database) = Database::sqlite("what_a_reply_without_a_body_says") else { return };
+    let database = database.migrated();
+    for (status, fields, says) in [
+        (200, "content-length: 7\r\n", Some("content-length: 7\r\n")),
+        (304, "content-length: 7\r\netag: \"a\"\r\n", Some("etag: \"a\"\r\n")),
+        (200, "content-length: 7\r\ntransfer-encoding: chunked\r\n", None),
+    ] {
+        let reply = format!("HTTP/1.1 {status} Fine\r\n{fields}\r\n");
+        let proxy = Served::proxy(&service(reply.into_bytes(), false), &database, &[]);
+
+        for next in ["/evil", "/evil", "/mine"] {
+            let text = format!("HEAD {next} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            let (found, answer) = exchange(&proxy.address, text.as_bytes());
+
+            assert!(answer.ends_with("\r\n\r\n") && answer.matches("\r\n\r\n").count() == 1, "{answer}");
+            assert_eq!(found, if next == "/evil" { status } else { 200 }, "{answer}");
+            if next == "/evil" {
+                assert!(says.is_none_or(|says| answer.contains(says)), "{answer}");
+            }
+        }
+    }
+}
+
 /// A service that answers, twice, before it has read the body of `/evil`.
 fn hasty() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
