@@ -210,6 +210,9 @@ impl<S: Receipts> Gate<S> {
 
 impl<S> Inner<S> {
     pub(crate) fn policy(&self, path: &str) -> &Arc<Policy> {
+        if self.routes.is_empty() {
+            return &self.policy;
+        }
         let path = plain(path);
         let route = self.routes.iter().find(|(prefix, _)| path.starts_with(prefix.as_str()));
         route.map_or(&self.policy, |(_, policy)| policy)

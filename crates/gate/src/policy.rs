@@ -8,6 +8,9 @@ use http::{Method, StatusCode};
 use oncebox_core::gate::{KeySyntax, OnDoubt};
 use oncebox_core::{Error, Kind, Result};
 
+/// Clocks can count that far.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Members of a JSON body that say nothing about what is asked for.
 const ATP_EXCLUDED: [&str; 7] =
     ["correlationId", "traceId", "traceparent", "requestId", "timestamp", "requestedAt", "clientVersion"];
@@ -224,6 +227,10 @@ impl Policy {
         if self.ttl <= self.lease {
             return refuse("replies must be kept for longer than a run's lease");
         }
+        let kept = self.ttl.checked_add(self.refuse_expired.unwrap_or_default());
+        if self.stall.max(self.lease) > LONGEST || kept.is_none_or(|kept| kept > LONGEST) {
+            return refuse("nothing lasts longer than a hundred years");
+        }
         if self.stall.is_zero() {
             return refuse("a reply needs some time");
         }
@@ -270,6 +277,9 @@ mod tests {
             Policy { strategy: Strategy::WarnButAllow, ..Policy::default() },
             Policy { lease: Duration::from_millis(10), ..Policy::default() },
             Policy { ttl: Duration::from_secs(30), ..Policy::default() },
+            Policy { ttl: Duration::MAX, ..Policy::default() },
+            Policy { refuse_expired: Some(Duration::MAX), ..Policy::default() },
+            Policy { stall: Duration::MAX, ..Policy::default() },
             Policy { max_request_body: 0, ..Policy::default() },
             Policy { max_response_body: 0, ..Policy::default() },
             Policy { max_keys: Some(0), ..Policy::default() },

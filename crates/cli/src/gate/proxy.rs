@@ -21,6 +21,8 @@ use crate::fault::{Class, Fault};
 
 /// No connection is waited for longer, in seconds.
 const DAY: u64 = 86_400;
+/// Longer than anybody keeps a reply.
+const TEN_YEARS: u64 = 3_650 * DAY;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ProxyArgs {
@@ -67,16 +69,16 @@ pub(crate) struct ProxyArgs {
     #[arg(long, value_name = "PREFIX")]
     require: Vec<String>,
     /// How long replies are kept, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 86_400)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(..=TEN_YEARS))]
     ttl: u64,
     /// How long a request may run without a sign of life from this process, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=DAY))]
     lease: u64,
     /// How long the service may take for a reply to a request that it has, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=DAY))]
     timeout: u64,
     /// How long a body may stand still, of a request or of a reply, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=DAY))]
     stall: u64,
     /// How long a connection may be without a whole head of a request, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAY))]
@@ -88,7 +90,7 @@ pub(crate) struct ProxyArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=DAY))]
     drain: Option<u64>,
     /// Copies wait that many seconds for the reply instead of being refused at once
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=DAY))]
     wait: Option<u64>,
     /// What becomes of a request whose earlier run was cut off
     #[arg(long, value_enum, default_value = "retry")]

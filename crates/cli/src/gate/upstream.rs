@@ -17,6 +17,7 @@ use axum::response::IntoResponse as _;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use oncebox_core::gate::path::has_dots;
 use oncebox_gate::{Doubt, Untouched};
 use tower_service::Service;
 
@@ -104,6 +105,10 @@ impl Upstream {
         let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
         // `OPTIONS *` and absolute forms have no path of their own.
         let path = if path.starts_with('/') { path } else { "/" };
+        // Whether they leave the base, or mean another path than policies were looked up by, depends on the service.
+        if has_dots(path.split('?').next().unwrap_or_default()) {
+            return None;
+        }
         let target = format!("{}{path}", self.place.base);
         let uri =
             Uri::builder().scheme("http").authority(self.place.authority.clone()).path_and_query(target);
@@ -122,11 +127,7 @@ impl Upstream {
 
     async fn send(self, request: Request<Body>) -> Response<Body> {
         let Some(request) = self.redirect(request) else {
-            return problem(
-                StatusCode::BAD_REQUEST,
-                "the address of the request cannot be understood",
-                false,
-            );
+            return misaddressed();
         };
         let (parts, body) = request.into_parts();
         let (body, progress) = Upload::new(body);
@@ -170,6 +171,16 @@ impl Upstream {
             }
         }
     }
+}
+
+fn misaddressed() -> Response<Body> {
+    let status = StatusCode::BAD_REQUEST;
+    let detail = "the address of the request is ambiguous, or cannot be understood";
+    let mut response =
+        (status, refusal::FIELDS, refusal::text(status, "request-misaddressed", detail, Some(false)))
+            .into_response();
+    response.extensions_mut().insert(Untouched);
+    response
 }
 
 /// The answer as it is for our client: of how it came, nothing.

@@ -44,6 +44,12 @@ pub fn plain(path: &str) -> Cow<'_, str> {
     Cow::Owned(tidy)
 }
 
+/// Whether it has segments `.` or `..`, escaped or not: some services resolve these, and others do not.
+#[must_use]
+pub fn has_dots(path: &str) -> bool {
+    !is_plain(path) && decoded(path).split('/').any(|segment| matches!(segment, "." | ".."))
+}
+
 /// Whether nothing about it would change; nearly always.
 fn is_plain(path: &str) -> bool {
     let mut segments = path.split('/').skip(1).peekable();
@@ -109,6 +115,16 @@ mod tests {
             "/x/y/../..//%70%61%79%6d%65%6E%74%73",
         ] {
             assert_eq!(plain(path), "/payments", "{path}");
+        }
+    }
+
+    #[test]
+    fn dots_are_seen_however_they_are_written() {
+        for path in ["/..", "/a/../b", "/a/%2e%2E/b", "/./a", "/a/.%2e"] {
+            assert!(has_dots(path), "{path}");
+        }
+        for path in ["/", "/a..b", "/.well-known", "//a", "/%70", "/...", "/a%2F..%2Fb"] {
+            assert!(!has_dots(path), "{path}");
         }
     }
 
