@@ -362,6 +362,12 @@ fn a_path_has_its_policy_however_it_is_written() {
     }
     let text = "POST /others HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
     assert_eq!(exchange(&proxy.address, text.as_bytes()).0, 201);
+    for path in ["/orders/../others", "/orders/%2E%2e/others", "/../others"] {
+        let text = text.replace("/others", path);
+        let (status, answer) = exchange(&proxy.address, text.as_bytes());
+        assert_eq!(status, 400, "{path}: some services resolve this, and others do not");
+        assert!(answer.contains("request-misaddressed"), "{path}: {answer}");
+    }
     for _ in 0..2 {
         assert_eq!(order(&proxy.address, "both", "k", r#"{"status":404}"#).0, 404);
     }
