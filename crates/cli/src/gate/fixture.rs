@@ -94,7 +94,7 @@ fn policies(profile: ProfileName) -> Vec<(&'static str, Policy)> {
         ("/raw", with(|policy| policy.raw_fingerprint = true)),
         ("/block", with(|policy| policy.on_doubt = OnDoubt::Block)),
         ("/lease", with(|policy| policy.lease = Duration::from_secs(2))),
-        ("/crash", with(|policy| policy.lease = Duration::from_secs(5))),
+        ("/crash", with(|policy| policy.lease = Duration::from_secs(4))),
         (
             "/ttl",
             with(|policy| (policy.lease, policy.ttl) = (Duration::from_secs(1), Duration::from_secs(3))),

@@ -63,7 +63,9 @@ impl Ability {
     /// Why a case is left out for a gate that is this.
     pub(in crate::gate) const fn barring(self) -> &'static str {
         match self {
-            Self::Tx => "a gate in the handler's transaction has no lease, no stream and nobody who waits",
+            Self::Tx => {
+                "a transaction tells nobody that it runs: it has no lease, no stream, and lets nobody by"
+            }
             Self::OneWriter => "transactions come one after the other there",
             _ => "not of such a gate",
         }

@@ -6,7 +6,7 @@ use super::flights::started;
 use super::{Ability, Outcome, Stand, ensure, expect, is_problem, pause};
 
 /// The lease of the path that a gate is killed on, in seconds.
-const LEASE: u64 = 5;
+const LEASE: u64 = 4;
 
 pub(super) async fn killed(stand: Stand) -> Outcome {
     let running = stand.message("/crash/orders").header("x-fx", r#"{"sleep":25000}"#);
@@ -77,7 +77,7 @@ async fn not_outlived(stand: &Stand, other: &Stand) -> Outcome {
 
 pub(super) async fn unreachable(stand: Stand) -> Outcome {
     let door = stand.apart("door");
-    stand.send(&door.order(r#"{"refuse":2500}"#).method("GET").body("")).await?;
+    stand.send(&door.order(r#"{"refuse":1500}"#).method("GET").body("")).await?;
     until_reached(&door, false).await?;
     let message = stand.order("{}").key(&stand.key());
     let refused = stand.send(&message).await?;

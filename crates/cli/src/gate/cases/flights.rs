@@ -12,7 +12,7 @@ pub(super) fn started(stand: &Stand, message: &Message) -> tokio::task::JoinHand
 }
 
 pub(super) async fn refused(stand: Stand) -> Outcome {
-    let message = stand.order(r#"{"sleep":1500}"#).key(&stand.key());
+    let message = stand.order(r#"{"sleep":1000}"#).key(&stand.key());
     let first = started(&stand, &message);
     stand.until_running().await?;
     let copy = stand.send(&message).await?;
@@ -39,7 +39,7 @@ pub(super) async fn waits(stand: Stand) -> Outcome {
 }
 
 pub(super) async fn short_wait(stand: Stand) -> Outcome {
-    let message = stand.message("/short-wait/orders").header("x-fx", r#"{"sleep":2000}"#).key(&stand.key());
+    let message = stand.message("/short-wait/orders").header("x-fx", r#"{"sleep":1300}"#).key(&stand.key());
     let first = started(&stand, &message);
     stand.until_running().await?;
     let copy = stand.send(&message).await?;
