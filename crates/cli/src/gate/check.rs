@@ -97,6 +97,12 @@ impl Trial {
             (Ability::Persist, args.restart.is_some()),
             (Ability::Atp, args.profile == ProfileName::Atp),
         ];
+        for (ability, is_given) in given {
+            if args.with.contains(&ability) && !is_given {
+                let text = format!("--with: a case of that kind {}", ability.lacking());
+                return Err(Fault::new(Class::Input, text));
+            }
+        }
         let given = given.into_iter().filter(|(_, is_given)| *is_given).map(|(ability, _)| ability);
         let abilities = args.with.iter().copied().chain(given).collect();
         Ok(Self { target, second, restart: args.restart.clone(), profile: args.profile, abilities })

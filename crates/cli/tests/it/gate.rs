@@ -298,6 +298,11 @@ fn what_makes_no_sense_is_refused_at_the_start() {
     refused(&["--upstream", "https://x", "--db", "memory"], 2, "http://");
     refused(&["--upstream", "http://u:p@x", "--db", "memory"], 2, "password");
     refused(&["--upstream", "nonsense", "--db", "memory"], 2, "--upstream");
-    let ran = oncebox(["gate", "check", "--target", "http://127.0.0.1:9"]).exits(7);
+    let check = ["gate", "check", "--target", "http://127.0.0.1:9"];
+    for (ability, flag) in [("multi", "--second"), ("persist", "--restart")] {
+        let ran = oncebox([&check[..], &["--with", ability]].concat()).exits(2);
+        assert!(ran.stderr.contains(flag), "{}", ran.stderr);
+    }
+    let ran = oncebox(check).exits(7);
     assert!(ran.stderr.contains("gate fixture"), "{}", ran.stderr);
 }

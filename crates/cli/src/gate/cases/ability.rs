@@ -28,11 +28,9 @@ pub(in crate::gate) enum Ability {
     /// It is asked by HTTP/2
     #[value(skip)]
     Grpc,
-    /// There is a second one on the same store: `--second`
-    #[value(skip)]
+    /// There is a second one on the same store; `--second` says so by itself
     Multi,
-    /// It outlives a kill: `--restart`
-    #[value(skip)]
+    /// Its receipts outlive a kill; `--restart` says so by itself
     Persist,
     /// It has the profile of that name: `--profile`
     #[value(skip)]

@@ -2,6 +2,7 @@
 //! a proxy and in the handler's own transaction. What is not applicable is named.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::thread;
 
 use serde_json::Value;
@@ -22,15 +23,24 @@ struct Mortal {
 
 impl Mortal {
     fn start(folder: &Path, name: &str, args: &[&str]) -> Self {
+        static ONE_BY_ONE: Mutex<()> = Mutex::new(());
+        // Two at once might be given the same port.
+        let _turn = ONE_BY_ONE.lock();
         let address = format!("127.0.0.1:{}", oncebox_conformance::server::free_port());
         let [script, pid, log] = ["sh", "pid", "log"].map(|ending| folder.join(format!("{name}.{ending}")));
         let quoted: Vec<_> = args.iter().map(|arg| format!("'{arg}'")).collect();
-        // A process that is being killed has its port until its files are closed.
+        // A process that is being killed has its port until all its threads are gone; then it may be somebody else's.
         let text = format!(
             "pid=$(cat {pid} 2>/dev/null) && kill -9 $pid\n\
-             while [ -n \"$pid\" ] && [ -n \"$(ls /proc/$pid/fd 2>/dev/null)\" ]; do sleep 0.01; done\n\
-             {program} gate {args} --listen {address} </dev/null >/dev/null 2>>{log} &\n\
-             echo $! >{pid}\n",
+             runs() {{ [ -n \"$(ls /proc/$pid/fd 2>/dev/null)\" ]; }}\n\
+             for try in $(seq 200); do\n\
+               {program} gate {args} --listen {address} </dev/null >/dev/null 2>{log} &\n\
+               pid=$!; echo $pid >{pid}\n\
+               sleep 0.02\n\
+               while runs && ! grep -q 'listens on' {log}; do sleep 0.02; done\n\
+               runs && exit 0\n\
+             done\n\
+             exit 1\n",
             pid = pid.display(),
             log = log.display(),
             program = env!("CARGO_BIN_EXE_oncebox"),
