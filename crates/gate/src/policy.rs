@@ -231,6 +231,11 @@ impl Policy {
         if self.stall.max(self.lease) > LONGEST || kept.is_none_or(|kept| kept > LONGEST) {
             return refuse("nothing lasts longer than a hundred years");
         }
+        if self.sliding && self.refuse_expired.is_some() {
+            return refuse(
+                "a key that each copy keeps for longer has no time after which it could be refused",
+            );
+        }
         if self.stall.is_zero() {
             return refuse("a reply needs some time");
         }
@@ -280,6 +285,7 @@ mod tests {
             Policy { ttl: Duration::MAX, ..Policy::default() },
             Policy { refuse_expired: Some(Duration::MAX), ..Policy::default() },
             Policy { stall: Duration::MAX, ..Policy::default() },
+            Policy { sliding: true, refuse_expired: Some(Duration::from_secs(60)), ..Policy::default() },
             Policy { max_request_body: 0, ..Policy::default() },
             Policy { max_response_body: 0, ..Policy::default() },
             Policy { max_keys: Some(0), ..Policy::default() },

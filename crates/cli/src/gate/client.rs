@@ -56,7 +56,8 @@ impl Message {
         self
     }
 
-    fn bytes(&self, host: &str) -> Vec<u8> {
+    /// As it is sent; the last one on its connection says so.
+    fn bytes(&self, host: &str, is_last: bool) -> Vec<u8> {
         let mut text = format!("{} {} HTTP/1.1\r\nhost: {host}\r\n", self.method, self.path).into_bytes();
         for (name, value) in &self.headers {
             text.extend_from_slice(name.as_bytes());
@@ -64,9 +65,8 @@ impl Message {
             text.extend_from_slice(value);
             text.extend_from_slice(b"\r\n");
         }
-        text.extend_from_slice(
-            format!("content-length: {}\r\nconnection: close\r\n\r\n", self.body.len()).as_bytes(),
-        );
+        let close = if is_last { "connection: close\r\n" } else { "" };
+        text.extend_from_slice(format!("content-length: {}\r\n{close}\r\n", self.body.len()).as_bytes());
         text.extend_from_slice(&self.body);
         text
     }
@@ -98,6 +98,15 @@ impl Answer {
             && serde_json::from_slice::<serde_json::Value>(&self.body).is_ok()
     }
 
+    /// Its status, and what is said about it.
+    pub(super) fn summary(&self) -> String {
+        match (self.get("idempotent-replayed"), self.code()) {
+            (Some(_), _) => format!("{} replayed", self.status),
+            (None, code) if code.is_empty() => self.status.to_string(),
+            (None, code) => format!("{} {code}", self.status),
+        }
+    }
+
     pub(super) fn code(&self) -> String {
         let problem: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
         problem.get("code").and_then(|code| code.as_str()).unwrap_or_default().to_owned()
@@ -124,11 +133,20 @@ impl Target {
         Some(Self { address, base })
     }
 
-    pub(super) async fn open(&self, message: &Message) -> io::Result<TcpStream> {
-        let mut stream = TcpStream::connect(&self.address).await?;
+    async fn connect(&self) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect(&self.address).await?;
         stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    fn bytes(&self, message: &Message, is_last: bool) -> Vec<u8> {
         let based = message.clone().path(&format!("{}{}", self.base, message.path));
-        stream.write_all(&based.bytes(&self.address)).await?;
+        based.bytes(&self.address, is_last)
+    }
+
+    pub(super) async fn open(&self, message: &Message) -> io::Result<TcpStream> {
+        let mut stream = self.connect().await?;
+        stream.write_all(&self.bytes(message, true)).await?;
         Ok(stream)
     }
 
@@ -136,9 +154,25 @@ impl Target {
         let exchange = async {
             let started = std::time::Instant::now();
             let stream = self.open(message).await?;
-            read(stream, started).await
+            read(&mut BufReader::new(stream), started).await
         };
         timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(io::Error::other("no answer in time")))
+    }
+
+    /// One after the other on one connection; tells how many were answered with this status.
+    pub(super) async fn send_all(&self, messages: &[Message], status: u16) -> io::Result<usize> {
+        let mut stream = BufReader::new(self.connect().await?);
+        let mut answered = 0;
+        for message in messages {
+            let exchange = async {
+                stream.write_all(&self.bytes(message, false)).await?;
+                read(&mut stream, std::time::Instant::now()).await
+            };
+            let answer =
+                timeout(PATIENCE, exchange).await.map_err(|_| io::Error::other("no answer in time"))?;
+            answered += usize::from(answer?.status == status);
+        }
+        Ok(answered)
     }
 
     /// How often the handler ran for a case.
@@ -167,17 +201,16 @@ async fn line(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-async fn read(stream: TcpStream, started: std::time::Instant) -> io::Result<Answer> {
-    let mut stream = BufReader::new(stream);
+async fn read(stream: &mut BufReader<TcpStream>, started: std::time::Instant) -> io::Result<Answer> {
     let mut answer = Answer::default();
     loop {
-        let first = String::from_utf8_lossy(&line(&mut stream).await?).into_owned();
+        let first = String::from_utf8_lossy(&line(stream).await?).into_owned();
         let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
         answer.status =
             status.ok_or_else(|| io::Error::other(format!("no answer of HTTP/1.1: {first:?}")))?;
         answer.headers.clear();
         loop {
-            let field = line(&mut stream).await?;
+            let field = line(stream).await?;
             if field.is_empty() {
                 break;
             }
@@ -193,17 +226,18 @@ async fn read(stream: TcpStream, started: std::time::Instant) -> io::Result<Answ
     }
     if answer.get("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
         loop {
-            let size = String::from_utf8_lossy(&line(&mut stream).await?).into_owned();
+            let size = String::from_utf8_lossy(&line(stream).await?).into_owned();
             let size = usize::from_str_radix(size.split(';').next().unwrap_or_default().trim(), 16);
             let size = size.map_err(|_| io::Error::other("a chunk without a size"))?;
             if size == 0 {
+                while !line(stream).await?.is_empty() {}
                 break;
             }
             let mut piece = vec![0; size];
             stream.read_exact(&mut piece).await?;
             answer.first_byte.get_or_insert(started.elapsed());
             answer.body.extend_from_slice(&piece);
-            line(&mut stream).await?;
+            line(stream).await?;
         }
     } else if let Some(length) = answer.get("content-length").and_then(|length| length.parse().ok()) {
         let mut body = vec![0; length];

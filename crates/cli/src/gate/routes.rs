@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn a_route_may_have_another_profile_syntax_and_strategy() {
         let text = "[defaults]\nttl = \"2h\"\n[[route]]\nprefix = \"/atp\"\nprofile = \"atp\"\nreplay_status = 202\n\
-                    atp_codes = false\nrefuse_expired = \"7d\"\n\
+                    atp_codes = false\nsliding = false\nrefuse_expired = \"7d\"\n\
                     [[route]]\nprefix = \"/quoted\"\nkey_syntax = \"quoted\"\nmismatch_status = 409\n\
                     [[route]]\nprefix = \"/bold\"\nstrategy = \"last-write-wins\"\nallow_unsafe_strategies = true\n\
                     [[route]]\nprefix = \"/content\"\nstrategy = \"content-based\"\n";
@@ -317,7 +317,7 @@ mod tests {
 
         let atp = at("/atp", &all);
         assert_eq!((atp.key_syntax, atp.mismatch_status), (KeySyntax::Atp, StatusCode::CONFLICT));
-        assert_eq!((atp.sliding, atp.replay_status), (true, Some(StatusCode::ACCEPTED)));
+        assert_eq!((atp.sliding, atp.replay_status), (false, Some(StatusCode::ACCEPTED)));
         assert_eq!((atp.atp_codes, atp.refuse_expired), (false, Some(Duration::from_secs(7 * 86_400))));
         assert_eq!(atp.ttl, Duration::from_secs(7200), "defaults hold for every profile");
         let quoted = at("/quoted", &all);

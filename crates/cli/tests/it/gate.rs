@@ -1,10 +1,11 @@
-//! `oncebox gate`: every case of the checker on every store, as a layer and as
-//! a proxy; processes that are killed, services that are gone.
+//! `oncebox gate`: processes that are killed, services that are gone; and, in
+//! `suite`, every case of the checker.
 
 mod connections;
 mod framing;
 mod operating;
 mod splitting;
+mod suite;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -73,58 +74,6 @@ fn runs(fixture: &str, case: &str) -> u32 {
     let question = format!("GET /_fx/count/{case} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     let (_, answer) = exchange(fixture, question.as_bytes());
     answer.rsplit("\r\n").next().unwrap().trim().parse().unwrap()
-}
-
-#[track_caller]
-fn all_hold(ran: Ran, at_least: u64) {
-    let report = ran.exits(0).json();
-    let failed: Vec<_> =
-        report["cases"].as_array().unwrap().iter().filter(|case| case["verdict"] == "F").collect();
-    assert!(failed.is_empty(), "{failed:#?}");
-    assert!(report["passed"].as_u64().unwrap() >= at_least, "{report}");
-}
-
-#[test]
-fn every_case_holds_in_memory() {
-    all_hold(Served::fixture(&[]).check(&[]), 53);
-}
-
-#[test]
-fn every_case_of_the_other_profile_holds_in_memory() {
-    all_hold(Served::fixture(&["--profile", "atp"]).check(&["--profile", "atp"]), 53);
-}
-
-#[test]
-fn every_case_holds_on_every_database() {
-    for database in Database::both("every_case_holds_on_every_database") {
-        let database = database.migrated();
-        let fixture = Served::fixture(&["--store", &database.url(), "--schema", &database.name]);
-        all_hold(fixture.check(&[]), 53);
-    }
-}
-
-#[test]
-fn every_case_that_a_proxy_can_hold_holds_on_every_database() {
-    let service = Served::fixture(&["--bare"]);
-    for database in Database::both("every_case_that_a_proxy_can_hold") {
-        let database = database.migrated();
-        let proxy = Served::proxy(&service.address, &database, &["--tenant-header", "x-fx-tenant"]);
-        let second = Served::proxy(&service.address, &database, &["--tenant-header", "x-fx-tenant"]);
-        let url = format!("http://{}", second.address);
-        all_hold(proxy.check(&["--with", "tenants,proxy", "--second", &url]), 40);
-    }
-}
-
-#[test]
-fn sabotaged_a_service_without_a_gate_is_found_out() {
-    let report = Served::fixture(&["--bare"]).check(&[]).exits(1).json();
-
-    assert!(report["failed"].as_u64().unwrap() > 30, "{report}");
-    let verdict = |id: &str| {
-        let cases = report["cases"].as_array().unwrap();
-        cases.iter().find(|case| case["id"] == id).unwrap()["verdict"].clone()
-    };
-    assert!(["B01", "C01", "D03", "D07", "G05"].iter().all(|id| verdict(id) == "F"), "{report}");
 }
 
 #[test]
@@ -398,6 +347,11 @@ fn what_makes_no_sense_is_refused_at_the_start() {
     // Allowed, it fails only for the lease.
     let odd = ["--upstream", "http://169.254.169.254", "--allow-link-local"];
     refused(&[&odd[..], &["--db", "memory", "--lease", "0"]].concat(), 5, "lease");
-    let ran = oncebox(["gate", "check", "--target", "http://127.0.0.1:9"]).exits(7);
+    let check = ["gate", "check", "--target", "http://127.0.0.1:9"];
+    for (ability, flag) in [("multi", "--second"), ("persist", "--restart")] {
+        let ran = oncebox([&check[..], &["--with", ability]].concat()).exits(2);
+        assert!(ran.stderr.contains(flag), "{}", ran.stderr);
+    }
+    let ran = oncebox(check).exits(7);
     assert!(ran.stderr.contains("gate fixture"), "{}", ran.stderr);
 }

@@ -5,29 +5,21 @@ use std::time::{Duration, Instant};
 use super::super::client::{Answer, Message};
 use super::{Outcome, Stand, ensure, expect, is_problem, joined, pause};
 
-fn started(stand: &Stand, message: &Message) -> tokio::task::JoinHandle<Result<Answer, String>> {
+/// Sends a message beside what else is done.
+pub(super) fn started(stand: &Stand, message: &Message) -> tokio::task::JoinHandle<Result<Answer, String>> {
     let (stand, message) = (stand.clone(), message.clone());
     tokio::spawn(async move { stand.send(&message).await })
 }
 
-/// Waits until the handler runs.
-async fn until_running(stand: &Stand) -> Outcome {
-    for _ in 0..500 {
-        if stand.runs().await? > 0 {
-            return Ok(());
-        }
-        pause(10).await;
-    }
-    Err("the handler was never run".into())
-}
-
 pub(super) async fn refused(stand: Stand) -> Outcome {
-    let message = stand.order(r#"{"sleep":1500}"#).key(&stand.key());
+    let message = stand.order(r#"{"sleep":1000}"#).key(&stand.key());
     let first = started(&stand, &message);
-    until_running(&stand).await?;
+    stand.until_running().await?;
     let copy = stand.send(&message).await?;
-    is_problem(&copy, 409)?;
     ensure(!first.is_finished(), || "the copy was answered after the first one".into())?;
+    is_problem(&copy, 409)?;
+    // The contract has 100 ms; a busy machine may have others.
+    stand.note(format!("the copy was told after {} ms", copy.took.as_millis()));
     let wait: Option<u64> = copy.get("retry-after").and_then(|wait| wait.parse().ok());
     ensure(wait.is_some_and(|wait| (1..=30).contains(&wait)), || format!("retry-after: {wait:?}"))?;
     let first = joined(first).await?;
@@ -39,7 +31,7 @@ pub(super) async fn refused(stand: Stand) -> Outcome {
 pub(super) async fn waits(stand: Stand) -> Outcome {
     let message = stand.message("/wait/orders").header("x-fx", r#"{"sleep":800}"#).key(&stand.key());
     let first = started(&stand, &message);
-    until_running(&stand).await?;
+    stand.until_running().await?;
     let copy = stand.send(&message).await?;
     let first = joined(first).await?;
     expect("runs", stand.runs().await?, 1)?;
@@ -47,9 +39,9 @@ pub(super) async fn waits(stand: Stand) -> Outcome {
 }
 
 pub(super) async fn short_wait(stand: Stand) -> Outcome {
-    let message = stand.message("/short-wait/orders").header("x-fx", r#"{"sleep":2000}"#).key(&stand.key());
+    let message = stand.message("/short-wait/orders").header("x-fx", r#"{"sleep":1300}"#).key(&stand.key());
     let first = started(&stand, &message);
-    until_running(&stand).await?;
+    stand.until_running().await?;
     let copy = stand.send(&message).await?;
     ensure(!first.is_finished(), || "the copy waited for the first one".into())?;
     joined(first).await?;
@@ -75,7 +67,7 @@ pub(super) async fn fifty(stand: Stand) -> Outcome {
 pub(super) async fn other_in_flight(stand: Stand) -> Outcome {
     let key = stand.key();
     let first = started(&stand, &stand.order(r#"{"sleep":1000}"#).key(&key));
-    until_running(&stand).await?;
+    stand.until_running().await?;
     let other = stand.send(&stand.order(r#"{"sleep":1000}"#).key(&key).body("{}")).await?;
     let was_running = !first.is_finished();
     joined(first).await?;
@@ -95,13 +87,15 @@ pub(super) async fn parallel(stand: Stand) -> Outcome {
     }
     // One after the other they would take ten times as long.
     let took = started_at.elapsed();
-    ensure(took < Duration::from_millis(TAKES * 8), || format!("ten requests took {took:?}"))
+    stand.note(format!("ten of {TAKES} ms took {} ms", took.as_millis()));
+    expect("runs", stand.runs().await?, 10)?;
+    ensure(took < Duration::from_millis(TAKES * 5), || format!("ten requests took {took:?}"))
 }
 
 pub(super) async fn hung_up(stand: Stand) -> Outcome {
     let message = stand.order(r#"{"sleep":700}"#).key(&stand.key());
     let stream = stand.target.open(&message).await.map_err(|error| error.to_string())?;
-    until_running(&stand).await?;
+    stand.until_running().await?;
     drop(stream);
     let mut later = stand.send(&message).await?;
     for _ in 0..200 {
@@ -112,5 +106,6 @@ pub(super) async fn hung_up(stand: Stand) -> Outcome {
         later = stand.send(&message).await?;
     }
     expect("runs", stand.runs().await?, 1)?;
+    expect("status", later.status, if stand.is_atp() { 200 } else { 201 })?;
     expect("marker", later.get("idempotent-replayed"), Some("true"))
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::fixture::MAX_REPLY;
-use super::{Outcome, Stand, ensure, expect};
+use super::super::fixture::{MAX_REPLY, ZIPPED};
+use super::{Ability, Outcome, Stand, ensure, expect, is_problem};
 
 pub(super) async fn replay(stand: Stand) -> Outcome {
     stand.twice(&stand.order("{}").key(&stand.key())).await.map(drop)
@@ -40,6 +40,14 @@ pub(super) async fn bytes(stand: Stand) -> Outcome {
     stand.is_replay(&first, &second)
 }
 
+pub(super) async fn compressed(stand: Stand) -> Outcome {
+    let message = stand.order(r#"{"gzip":true}"#).key(&stand.key()).header("accept-encoding", "gzip");
+    let (first, second) = stand.twice(&message).await?;
+    ensure(first.body == ZIPPED, || "the first reply is not as the service sent it".into())?;
+    expect("content-encoding of the first", first.get("content-encoding"), Some("gzip"))?;
+    expect("content-encoding of the copy", second.get("content-encoding"), Some("gzip"))
+}
+
 pub(super) async fn streamed(stand: Stand) -> Outcome {
     let (first, _) = stand.twice(&stand.order(r#"{"chunks":3}"#).key(&stand.key())).await?;
     expect("pieces", first.body.windows(5).filter(|window| window == b"data:").count(), 3)
@@ -51,7 +59,7 @@ pub(super) async fn too_large(stand: Stand) -> Outcome {
     let first = stand.send(&message).await?;
     expect("bytes of the first", first.body.len(), MAX_REPLY + 1)?;
     let second = stand.send(&message).await?;
-    expect("status of the copy", second.status, 409)?;
+    is_problem(&second, 409)?;
     expect("code", second.code().as_str(), "response-not-retained")?;
     expect("location", second.get("location"), first.get("location"))?;
     expect("runs", stand.runs().await?, 1)
@@ -88,7 +96,24 @@ pub(super) async fn events(stand: Stand) -> Outcome {
     expect("status", answer.status, 201)?;
     let first = answer.first_byte.unwrap_or_default();
     let before_the_end = answer.took.saturating_sub(first);
+    stand.note(format!("first event {} ms before the end", before_the_end.as_millis()));
     ensure(before_the_end > Duration::from_millis(300), || {
         format!("the first event came {before_the_end:?} before the end")
-    })
+    })?;
+    if stand.can(Ability::Proxy) { forwarded(&stand).await } else { Ok(()) }
+}
+
+/// What reaches the service of a request.
+async fn forwarded(stand: &Stand) -> Outcome {
+    let key = stand.key();
+    let message = stand.order(r#"{"echo":true}"#).key(&key).header("connection", "x-private");
+    let message = message.header("x-private", "1").header("te", "trailers").header("keep-alive", "5");
+    let answer = stand.send(&message).await?;
+    let seen = String::from_utf8_lossy(&answer.body).into_owned();
+    ensure(seen.contains(&format!("idempotency-key: {key}")), || "the key was not passed on".into())?;
+    for name in ["x-private:", "te:", "keep-alive:"] {
+        ensure(!seen.lines().any(|line| line.starts_with(name)), || format!("{name} was passed on"))?;
+    }
+    stand.note("the service saw the key and nothing for one connection".into());
+    Ok(())
 }

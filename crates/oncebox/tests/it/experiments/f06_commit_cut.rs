@@ -17,6 +17,7 @@ use oncebox::{Consumer, Dedup, Identifier, Inbox, Kind, Mailbox, Outbox, Relay, 
 use oncebox_conformance::proxy::{Cut, Proxy};
 use oncebox_conformance::run::on_store;
 use oncebox_conformance::sample::{DESTINATION, Posted};
+use oncebox_conformance::size::sized;
 use oncebox_conformance::{Entry, Ledger, StoreFixture};
 use oncebox_stores::postgres::{PostgresStore, pool_options};
 use sqlx::PgConnection;
@@ -29,7 +30,10 @@ use super::sabotaged::{Mode, Sabotaged};
 use crate::conformance::postgres::PostgresFixture;
 
 /// Cuts of each kind on each path.
-pub(super) const CUTS: i64 = 40;
+pub(super) fn cuts() -> i64 {
+    sized(40, 1_000)
+}
+
 pub(super) const SABOTAGED_CUTS: i64 = 8;
 
 /// A proxy before the fixture's database, and how to get there.
@@ -169,12 +173,12 @@ fn a_commit_cut_under_a_producer_is_resolved_and_nothing_is_put_twice() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let (proxy, store) = behind_a_proxy(&fixture).await;
 
-        let report = enqueue(&Outbox::new(store), &fixture, &proxy, CUTS).await;
+        let report = enqueue(&Outbox::new(store), &fixture, &proxy, cuts()).await;
 
         println!("F06 enqueue: {} cuts, {report:?}", proxy.cuts());
-        assert_eq!(proxy.cuts(), usize::try_from(2 * CUTS).unwrap(), "every order to cut was met");
+        assert_eq!(proxy.cuts(), usize::try_from(2 * cuts()).unwrap(), "every order to cut was met");
         assert!(report.holds(), "{report:?}");
-        assert_eq!(report.repeated, CUTS, "what was not committed was done again, and nothing else");
+        assert_eq!(report.repeated, cuts(), "what was not committed was done again, and nothing else");
     });
 }
 
@@ -183,12 +187,12 @@ fn a_commit_cut_under_a_handler_is_resolved_and_nothing_is_buried() {
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let (proxy, store) = behind_a_proxy(&fixture).await;
 
-        let report = handle(store, &fixture, &proxy, CUTS).await;
+        let report = handle(store, &fixture, &proxy, cuts()).await;
 
         println!("F06 handler: {} cuts, {report:?}", proxy.cuts());
-        assert_eq!(proxy.cuts(), usize::try_from(2 * CUTS).unwrap(), "every order to cut was met");
+        assert_eq!(proxy.cuts(), usize::try_from(2 * cuts()).unwrap(), "every order to cut was met");
         assert!(report.holds(), "{report:?}");
-        assert_eq!(report.repeated, CUTS, "what was not committed came again, and nothing else");
+        assert_eq!(report.repeated, cuts(), "what was not committed came again, and nothing else");
     });
 }
 

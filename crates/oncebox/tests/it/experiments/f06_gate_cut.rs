@@ -25,7 +25,7 @@ use oncebox_stores::postgres::{PostgresStore, pool_options};
 use sqlx::PgConnection;
 use tower_service::Service as _;
 
-use super::f06_commit_cut::{CUTS, SABOTAGED_CUTS, behind_a_proxy, cut, proxied};
+use super::f06_commit_cut::{SABOTAGED_CUTS, behind_a_proxy, cut, cuts, proxied};
 use super::sabotaged::{Mode, Sabotaged};
 use crate::conformance::postgres::PostgresFixture;
 
@@ -166,10 +166,10 @@ fn a_commit_cut_under_a_claimed_request_is_resolved_and_nothing_is_done_twice() 
     on_store::<PostgresFixture, _, _>(|fixture| async move {
         let (proxy, store) = behind_a_proxy(&fixture).await;
 
-        let report = claims(store, &fixture, &proxy, (2 * CUTS, cut)).await;
+        let report = claims(store, &fixture, &proxy, (2 * cuts(), cut)).await;
 
         println!("F06 gate, claimed: {} cuts, {report:?}", proxy.cuts());
-        assert_eq!(proxy.cuts(), usize::try_from(2 * CUTS).unwrap(), "every order to cut was met");
+        assert_eq!(proxy.cuts(), usize::try_from(2 * cuts()).unwrap(), "every order to cut was met");
         assert_eq!(report.torn, 0);
         report.findings.assert_clean();
     });
@@ -185,7 +185,7 @@ fn a_seal_that_is_cut_together_with_its_commit_is_resolved_and_nothing_is_done_t
         let store = store.schema(Identifier::new(&fixture.schema).unwrap());
         let app = claiming(store, &fixture);
         let (mut committed, mut torn, mut at_once) = (Vec::new(), 0, 0);
-        for number in 0..CUTS {
+        for number in 0..cuts() {
             for warm in 0..8 {
                 let operation = format!("warm-{number}-{warm}");
                 insist(&app, &operation).await;
@@ -210,8 +210,9 @@ fn a_seal_that_is_cut_together_with_its_commit_is_resolved_and_nothing_is_done_t
         println!("F06 gate, claimed at once: {} cuts, {at_once} under a seal, {findings}", proxy.cuts());
         assert_eq!(torn, 0);
         assert!(
-            at_once * 3 >= usize::try_from(CUTS).unwrap(),
-            "{at_once} of {CUTS}: half of them are under a seal"
+            at_once * 3 >= usize::try_from(cuts()).unwrap(),
+            "{at_once} of {}: half of them are under a seal",
+            cuts()
         );
         findings.assert_clean();
     });
@@ -240,9 +241,9 @@ fn statement(number: i64, operation: &str) -> Cut {
 async fn statements(store: PostgresStore, fixture: &Arc<PostgresFixture>, proxy: &Proxy) -> Report {
     let gate = Gate::new(store).cache(0).unscoped();
     let app = Router::new().route("/", post(apart)).with_state(Arc::clone(fixture)).layer(gate);
-    let report = run(&app, fixture, proxy, (2 * CUTS, statement)).await;
+    let report = run(&app, fixture, proxy, (2 * cuts(), statement)).await;
     println!("F06 gate, layer: {} cuts, {report:?}", proxy.cuts());
-    assert_eq!(proxy.cuts(), usize::try_from(2 * CUTS).unwrap(), "every order to cut was met");
+    assert_eq!(proxy.cuts(), usize::try_from(2 * cuts()).unwrap(), "every order to cut was met");
     assert_eq!(report.torn, 0);
     report.findings.assert_clean();
     report
@@ -255,7 +256,7 @@ fn an_admission_or_a_seal_that_is_cut_is_resolved_and_nothing_is_done_twice() {
 
         let report = statements(store, &fixture, &proxy).await;
 
-        assert_eq!(report.renewed, usize::try_from(CUTS).unwrap(), "each lost admission");
+        assert_eq!(report.renewed, usize::try_from(cuts()).unwrap(), "each lost admission");
     });
 }
 
