@@ -18,7 +18,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use oncebox_core::gate::path::has_dots;
-use oncebox_gate::{Doubt, Untouched};
+use oncebox_gate::{Doubt, IdempotencyKey, Untouched};
 use tower_service::Service;
 
 use super::refusal;
@@ -63,6 +63,9 @@ pub(super) enum LinkLocal {
     Allow,
     Refuse,
 }
+
+/// What comes of a request that is sent.
+type Asked = Result<Response<hyper::body::Incoming>, hyper_util::client::legacy::Error>;
 
 impl Upstream {
     pub(super) fn new(url: &str, limits: (Duration, Duration), link_local: LinkLocal) -> Result<Self, Fault> {
@@ -125,14 +128,25 @@ impl Upstream {
         Some(request)
     }
 
+    /// Sends it, and waits for an answer as long as there may come one.
+    async fn ask(&self, request: Request<Body>) -> Result<Asked, Late> {
+        let limits = self.place.limits;
+        // With a key it was let in when all of it was there: nobody can be slow but the service.
+        if request.extensions().get::<IdempotencyKey>().is_some() {
+            let answer = tokio::time::timeout(limits.1, self.client.request(request)).await;
+            return answer.map_err(|_elapsed| Late::Service);
+        }
+        let (parts, body) = request.into_parts();
+        let (body, progress) = Upload::new(body);
+        let request = Request::from_parts(parts, Body::new(body));
+        progress.limit(limits, self.client.request(request)).await
+    }
+
     async fn send(self, request: Request<Body>) -> Response<Body> {
         let Some(request) = self.redirect(request) else {
             return misaddressed();
         };
-        let (parts, body) = request.into_parts();
-        let (body, progress) = Upload::new(body);
-        let request = Request::from_parts(parts, Body::new(body));
-        match progress.limit(self.place.limits, self.client.request(request)).await {
+        match self.ask(request).await {
             // Nobody is asked to switch protocols, so whoever does says something else than it was asked.
             Ok(Ok(response)) if response.status().is_informational() => {
                 tracing::warn!(status = response.status().as_u16(), "the service gave no final answer");
