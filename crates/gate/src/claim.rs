@@ -95,6 +95,7 @@ impl<S: Receipts> Claim<S> {
             }
             Claiming::Told(Admission::Replay { reply, left }) => {
                 let response = record::replay(&reply, &self.policy);
+                self.fate.note(Fate::SEALED);
                 self.gate.cache.keep(&self.admit, self.asked, self.policy.replays_for(left), reply);
                 return Err(response);
             }

@@ -50,7 +50,7 @@ impl<S: Receipts> Entrance<S> {
         if self.policy.max_keys.is_some() && Box::pin(self.is_full()).await {
             return Box::pin(self.readmit()).await;
         }
-        match (self.ask().await, self.policy.in_flight) {
+        match (self.ask(&self.admit).await, self.policy.in_flight) {
             (Ok(told @ Admission::InFlight { .. }), InFlight::Wait(limit)) => {
                 Box::pin(self.wait(told, limit)).await
             }
@@ -59,8 +59,8 @@ impl<S: Receipts> Entrance<S> {
         }
     }
 
-    async fn ask(&self) -> Result<Admission, Verdict> {
-        let asked = within(PATIENCE, self.gate.store.admit(&self.admit, None)).await;
+    async fn ask(&self, admit: &AdmitRequest) -> Result<Admission, Verdict> {
+        let asked = within(PATIENCE, self.gate.store.admit(admit, None)).await;
         let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
         match asked.unwrap_or_else(late) {
             Ok(admission) => Ok(admission),
@@ -68,7 +68,7 @@ impl<S: Receipts> Entrance<S> {
             Err(error) if error.kind() == Kind::Busy => Ok(Admission::InFlight { left: self.policy.lease }),
             Err(error) => {
                 // The store may have let it in, and its answer got lost.
-                self.gate.disown(self.admit.pass(), self.policy.lease);
+                self.gate.disown(admit.pass(), self.policy.lease);
                 Err(self.without_store(&error))
             }
         }
@@ -91,7 +91,9 @@ impl<S: Receipts> Entrance<S> {
             if let Some(response) = self.known() {
                 return Verdict::Answer(response);
             }
-            told = match self.ask().await {
+            // As somebody else: a question that is given up may be answered yet, and is then taken back.
+            let again = AdmitRequest { token: self.gate.tokens.draw(), ..self.admit };
+            told = match self.ask(&again).await {
                 Ok(admission) => admission,
                 Err(verdict) => return verdict,
             };
@@ -108,6 +110,8 @@ impl<S: Receipts> Entrance<S> {
 
     /// The caller has all the keys it may have: those it has are answered for.
     pub(crate) async fn readmit(&self) -> Verdict {
+        // What is over counts until it is swept, and after a start nobody else may see to that.
+        self.gate.look_after();
         let looked = timeout(PATIENCE, self.gate.store.peek(&self.admit, None)).await;
         let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
         match looked.unwrap_or_else(late) {

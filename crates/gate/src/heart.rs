@@ -71,12 +71,17 @@ impl<S: Receipts> Inner<S> {
         leases.dedup();
         for lease in leases {
             let passes: Vec<Pass> = due.iter().filter(|due| due.1 == lease).map(|due| due.0).collect();
+            // Before the store is asked: from then on it counts.
+            let renewed = Instant::now();
             match tokio::time::timeout(lease / 3, self.store.prolong(&passes, lease, None)).await {
-                Ok(Ok(_)) => {
+                Ok(Ok(are_good)) => {
+                    if are_good.contains(&false) {
+                        tracing::warn!("a request has lost its lease, and may be run again");
+                    }
                     let mut flights = self.heart.flights();
                     for pass in &passes {
-                        if let Some(beat) = flights.get_mut(&pass.key) {
-                            beat.renewed = Instant::now();
+                        if let Some(beat) = flights.get_mut(&pass.key).filter(|beat| beat.pass == *pass) {
+                            beat.renewed = renewed;
                         }
                     }
                 }

@@ -219,7 +219,8 @@ impl<S: Receipts> Visitor<S> {
         let claim = Claim { gate, policy: Arc::clone(&policy), admit, asked, fate: fate.clone() };
         request.extensions_mut().insert(claim);
         let response = current.call(|| inner.call(request)).await?;
-        if fate.is_forgotten() && response.status().is_success() {
+        let is_well = response.status().as_u16() < 400;
+        if fate.is_forgotten() && is_well {
             tracing::error!(
                 "a handler has claimed its key and not sealed its reply: its transaction was rolled back"
             );

@@ -32,6 +32,8 @@ pub(super) struct Bounds {
     pub(super) connections: usize,
     /// How long one may be without a whole head of a request.
     pub(super) head: Duration,
+    /// How long a client may take nothing of its answer.
+    pub(super) stall: Duration,
     /// How long those that are busy are waited for at the end.
     pub(super) drain: Duration,
 }
@@ -67,6 +69,8 @@ where
         let mut builder = http1::Builder::new();
         // It would cost a timer for each request; one for each connection is enough.
         builder.header_read_timeout(None);
+        // As much as a head may have, and no more: slow ones of many clients would take all memory.
+        builder.max_buf_size(64 << 10);
         loop {
             let (stream, permit) = accept(&listener, &room).await;
             let (wire, notes) = Wire::new(stream);
@@ -74,7 +78,7 @@ where
             let connection = builder.serve_connection(TokioIo::new(wire), entry);
             let end = end.child();
             tasks.spawn(async move {
-                attend(connection, &notes, bounds.head, &end).await;
+                attend(connection, &notes, bounds, &end).await;
                 drop(permit);
             });
         }
@@ -125,14 +129,15 @@ fn is_of_a_client(error: &io::Error) -> bool {
 async fn attend<G>(
     connection: http1::Connection<TokioIo<Wire<TcpStream>>, Entry<G>>,
     notes: &Notes,
-    head: Duration,
+    bounds: Bounds,
     end: &End,
 ) where
     G: Service<Request<Body>, Future = GateFuture<Infallible>> + Clone,
 {
     let mut connection = pin!(connection);
     let (mut told, mut is_told) = (pin!(end.soon.cancelled()), false);
-    let mut patience = pin!(sleep(head));
+    let look = bounds.head.min(bounds.stall);
+    let mut patience = pin!(sleep(look));
     loop {
         tokio::select! {
             biased;
@@ -148,12 +153,15 @@ async fn attend<G>(
             }
             () = end.now.cancelled(), if is_told => return,
             () = patience.as_mut() => {
-                let due = notes.waits().unwrap_or_else(Instant::now) + head;
-                if due <= Instant::now() {
-                    tracing::debug!("a connection is closed: no request came in time");
+                let (waits, stuck) = (notes.waits(), notes.stuck());
+                let due = [waits.map(|since| since + bounds.head), stuck.map(|since| since + bounds.stall)];
+                let now = Instant::now();
+                let due = due.into_iter().flatten().min().unwrap_or(now + look);
+                if due <= now {
+                    tracing::debug!("a connection is closed: its client asks nothing, or does not read");
                     return;
                 }
-                patience.as_mut().reset(due);
+                patience.as_mut().reset(due.min(now + look));
             }
         }
     }

@@ -75,10 +75,10 @@ pub(crate) struct ProxyArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=DAY))]
     lease: u64,
     /// How long the service may take for a reply to a request that it has, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=DAY))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=DAY))]
     timeout: u64,
     /// How long a body may stand still, of a request or of a reply, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=DAY))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=DAY))]
     stall: u64,
     /// How long a connection may be without a whole head of a request, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAY))]
@@ -144,6 +144,7 @@ impl ProxyArgs {
         Bounds {
             connections: usize::try_from(self.max_connections).unwrap_or(usize::MAX),
             head: Duration::from_secs(self.head_timeout),
+            stall: Duration::from_secs(self.stall),
             drain: Duration::from_secs(self.drain.unwrap_or(self.timeout).min(DAY)),
         }
     }

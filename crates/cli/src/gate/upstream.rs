@@ -37,6 +37,8 @@ const HOP_BY_HOP: [&str; 9] = [
     "transfer-encoding",
     "upgrade",
 ];
+/// How long the service may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(5);
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
 /// Sends requests to one address, whatever host they name.
@@ -94,7 +96,8 @@ impl Upstream {
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| refuse("this is no host"))?;
         let base = uri.path().trim_end_matches('/').to_owned();
         let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(Duration::from_secs(5)));
+        // Before the time for an answer is over: who was not reached has done nothing.
+        connector.set_connect_timeout(Some(CONNECT.min(limits.1 / 2)));
         connector.set_nodelay(true);
         let client = Client::builder(TokioExecutor::new())
             // Shorter than most services keep a connection; what was not sent on one that is gone is sent on another.

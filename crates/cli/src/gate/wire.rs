@@ -41,6 +41,8 @@ struct State {
     is_last: bool,
     /// When the wait for a head began; none while a request is answered.
     waits: Option<Instant>,
+    /// Since when the client takes nothing of what there is for it.
+    stuck: Option<Instant>,
 }
 
 /// How a request says where it ends.
@@ -58,7 +60,8 @@ pub(super) struct Ambiguous(pub(super) &'static str);
 
 impl<T> Wire<T> {
     pub(super) fn new(stream: T) -> (Self, Notes) {
-        let state = State { bytes: Vec::new(), body: 0, is_last: false, waits: Some(Instant::now()) };
+        let state =
+            State { bytes: Vec::new(), body: 0, is_last: false, waits: Some(Instant::now()), stuck: None };
         let notes = Notes(Arc::new(Mutex::new(state)));
         (Self { stream, notes: notes.clone() }, notes)
     }
@@ -98,12 +101,23 @@ impl Notes {
         self.state().waits = Some(Instant::now());
     }
 
-    /// A slow client that still takes its answer is not to be called slow in asking.
-    fn wrote(&self) {
+    /// The client has taken something, or nothing although there was something for it.
+    fn offered(&self, is_taken: bool) {
         let mut state = self.state();
+        if !is_taken {
+            state.stuck.get_or_insert_with(Instant::now);
+            return;
+        }
+        state.stuck = None;
+        // A slow client that still takes its answer is not to be called slow in asking.
         if state.waits.is_some() {
             state.waits = Some(Instant::now());
         }
+    }
+
+    /// Since when nothing was taken.
+    pub(super) fn stuck(&self) -> Option<Instant> {
+        self.state().stuck
     }
 
     /// Since when a head is waited for.
@@ -192,9 +206,9 @@ impl<T: AsyncRead + Unpin> AsyncRead for Wire<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for Wire<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = ready!(Pin::new(&mut this.stream).poll_write(cx, bytes));
-        this.notes.wrote();
-        Poll::Ready(written)
+        let written = Pin::new(&mut this.stream).poll_write(cx, bytes);
+        this.notes.offered(written.is_ready());
+        written
     }
 
     fn poll_write_vectored(
@@ -203,9 +217,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Wire<T> {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = ready!(Pin::new(&mut this.stream).poll_write_vectored(cx, pieces));
-        this.notes.wrote();
-        Poll::Ready(written)
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, pieces);
+        this.notes.offered(written.is_ready());
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -44,10 +44,13 @@ pub fn plain(path: &str) -> Cow<'_, str> {
     Cow::Owned(tidy)
 }
 
-/// Whether it has segments `.` or `..`, escaped or not: some services resolve these, and others do not.
+/// Whether some service might see a segment `.` or `..` in it, which some resolve and others do not: escaped or not,
+/// beside an escaped slash or a backslash, or with a parameter after a semicolon.
 #[must_use]
 pub fn has_dots(path: &str) -> bool {
-    !is_plain(path) && decoded(path).split('/').any(|segment| matches!(segment, "." | ".."))
+    let is_dots = |segment: &str| matches!(segment.split(';').next(), Some("." | ".."));
+    let may_have = path.contains("..") || path.contains(['%', '\\', ';']) || !is_plain(path);
+    may_have && decoded(path).replace("%2f", "/").replace("%2F", "/").split(['/', '\\']).any(is_dots)
 }
 
 /// Whether nothing about it would change; nearly always.
@@ -120,10 +123,20 @@ mod tests {
 
     #[test]
     fn dots_are_seen_however_they_are_written() {
-        for path in ["/..", "/a/../b", "/a/%2e%2E/b", "/./a", "/a/.%2e"] {
+        for path in [
+            "/..",
+            "/a/../b",
+            "/a/%2e%2E/b",
+            "/./a",
+            "/a/.%2e",
+            "/a/..;/b",
+            "/a/.;x=1/b",
+            "/a%2F..%2Fb",
+            "/a%5C..%5cb",
+        ] {
             assert!(has_dots(path), "{path}");
         }
-        for path in ["/", "/a..b", "/.well-known", "//a", "/%70", "/...", "/a%2F..%2Fb"] {
+        for path in ["/", "/a..b", "/.well-known", "//a", "/%70", "/...", "/a%2Fb", "/a;v=../b", "/a..;b"] {
             assert!(!has_dots(path), "{path}");
         }
     }

@@ -245,6 +245,30 @@ where
     assert!(refused.2.contains("idempotency-key-expired"), "{refused:?}");
 }
 
+/// What is over makes room, also for a process that has let nobody in yet.
+async fn a_caller_with_old_keys_gets_new_ones_from_another_process<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let policy = Policy { max_keys: Some(1), ..hasty() };
+    let process = || {
+        let gate = Gate::new(fixture.store()).policy(policy.clone()).unwrap();
+        let gate = gate.sweep_every(Duration::from_millis(100)).unscoped();
+        Router::new().route("/", post(|| async { "done" })).layer(gate)
+    };
+    assert_eq!(send(process(), Some("old")).await.0, 200);
+
+    let app = process();
+    assert_eq!(send(app.clone(), Some("new")).await.0, 429);
+    let let_in = async {
+        while send(app.clone(), Some("new")).await.0 != 200 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+
+    tokio::time::timeout(Duration::from_secs(30), let_in).await.expect("the old key is swept");
+}
+
 /// Without anybody asking for it.
 async fn what_is_over_is_swept<F>(fixture: Arc<F>)
 where
@@ -300,6 +324,7 @@ on_every_store! {
     another_request_may_be_let_in_beside_a_claim
     a_key_may_be_refused_after_its_time
     what_is_over_is_swept
+    a_caller_with_old_keys_gets_new_ones_from_another_process
 }
 
 /// When the lease of the only receipt ends, in seconds.
@@ -340,6 +365,50 @@ fn a_starved_pool_costs_no_lease_on_postgres() {
 
         assert_eq!(copy.0, 409, "it still runs: {copy:?}");
         assert_eq!(running.await.unwrap(), (200, false, "done".into()));
+    });
+}
+
+/// A copy that waits asks again and again. While somebody else writes, its questions queue, and those it no longer waits
+/// for are answered, too: none of them may take the key from whoever runs.
+#[test]
+fn a_question_that_was_given_up_costs_nobody_the_key_on_sqlite() {
+    on_store::<SqliteFixture, _, _>(|fixture| async move {
+        let (entered, go, runs) =
+            (Arc::new(Notify::new()), Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+        let handler = {
+            let (entered, go, runs) = (Arc::clone(&entered), Arc::clone(&go), Arc::clone(&runs));
+            move || async move {
+                runs.fetch_add(1, Ordering::SeqCst);
+                entered.notify_one();
+                go.notified().await;
+                "done"
+            }
+        };
+        let process = |in_flight| {
+            let gate = Gate::new(fixture.store()).policy(Policy { in_flight, ..Policy::default() }).unwrap();
+            Router::new().route("/", post(handler.clone())).layer(gate.unscoped())
+        };
+        let (first, copy) = (process(InFlight::Refuse), process(InFlight::Wait(Duration::from_secs(60))));
+        let first = tokio::spawn(send(first, Some("k")));
+        entered.notified().await;
+
+        let store = fixture.store();
+        let mut writer = store.pool().acquire().await.unwrap();
+        sqlx::query("BEGIN IMMEDIATE").execute(&mut *writer).await.unwrap();
+        let copy = tokio::spawn(send(copy, Some("k")));
+        // Long enough for several questions.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        sqlx::query("DELETE FROM oncebox_receipt").execute(&mut *writer).await.unwrap();
+        sqlx::query("COMMIT").execute(&mut *writer).await.unwrap();
+        entered.notified().await;
+
+        for _ in 0..20 {
+            assert_eq!(send(process(InFlight::Refuse), Some("k")).await.0, 409, "the copy runs");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        go.notify_waiters();
+        assert_eq!(copy.await.unwrap(), (200, false, "done".into()));
+        assert_eq!((first.await.unwrap().0, runs.load(Ordering::SeqCst)), (200, 2));
     });
 }
 

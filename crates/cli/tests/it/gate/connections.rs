@@ -41,6 +41,41 @@ fn endless() -> String {
     address
 }
 
+/// A service that says more than anybody reads.
+fn talkative() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || {
+                let mut stream = stream.unwrap();
+                let _request = stream.read(&mut [0; 4096]);
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n").ok();
+                while stream.write_all(&[b'x'; 64 << 10]).is_ok() {}
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_client_that_does_not_read_loses_its_place() {
+    let Some(database) = Database::sqlite("a_client_that_does_not_read") else { return };
+    let database = database.migrated();
+    let flags = ["--max-connections", "1", "--stall", "2", "--head-timeout", "2"];
+    let proxy = Served::proxy(&talkative(), &database, &flags);
+    let ask = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    let mut deaf = connected(&proxy.address);
+    deaf.write_all(ask).unwrap();
+    assert!(piece(&mut deaf).starts_with("HTTP/1.1 200"));
+
+    let mut other = connected(&proxy.address);
+    other.write_all(ask).unwrap();
+
+    assert!(piece(&mut other).starts_with("HTTP/1.1 200"), "there is only room for one");
+    drop(deaf);
+}
+
 #[test]
 fn an_open_stream_of_events_does_not_keep_a_gate_beyond_its_bound() {
     let Some(database) = Database::sqlite("an_open_stream_of_events") else { return };
@@ -68,7 +103,7 @@ fn an_open_stream_of_events_does_not_keep_a_gate_beyond_its_bound() {
 fn a_connection_without_a_whole_request_is_closed_in_time() {
     let Some(database) = Database::sqlite("a_connection_without_a_whole_request") else { return };
     let (database, service) = (database.migrated(), Served::fixture(&["--bare"]));
-    let proxy = Served::proxy(&service.address, &database, &["--head-timeout", "1"]);
+    let proxy = Served::proxy(&service.address, &database, &["--head-timeout", "3"]);
     let (silent, mut half, mut idle) =
         (connected(&proxy.address), connected(&proxy.address), connected(&proxy.address));
     half.write_all(b"POST /orders HTTP/1.1\r\nhost").unwrap();
@@ -86,7 +121,7 @@ fn a_connection_without_a_whole_request_is_closed_in_time() {
     for mut stream in [silent, half, idle] {
         assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
     }
-    let (status, answer) = order(&proxy.address, "long", "k", r#"{"sleep":2500}"#);
+    let (status, answer) = order(&proxy.address, "long", "k", r#"{"sleep":4500}"#);
     assert_eq!(status, 201, "an answer may take its time: {answer}");
 }
 

@@ -42,7 +42,7 @@ const DATABASE: &str = "ONCEBOX_GATE_DATABASE";
 /// How long a run may show no sign of life.
 const LEASE: Duration = Duration::from_secs(2);
 /// What a busy machine may add to it.
-const SLACK: Duration = Duration::from_secs(15);
+const SLACK: Duration = Duration::from_secs(45);
 
 /// Behind the layer a kill costs a lease, so there are fewer.
 fn keys(mode: Mode) -> usize {
