@@ -368,50 +368,6 @@ fn a_starved_pool_costs_no_lease_on_postgres() {
     });
 }
 
-/// A copy that waits asks again and again. While somebody else writes, its questions queue, and those it no longer waits
-/// for are answered, too: none of them may take the key from whoever runs.
-#[test]
-fn a_question_that_was_given_up_costs_nobody_the_key_on_sqlite() {
-    on_store::<SqliteFixture, _, _>(|fixture| async move {
-        let (entered, go, runs) =
-            (Arc::new(Notify::new()), Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
-        let handler = {
-            let (entered, go, runs) = (Arc::clone(&entered), Arc::clone(&go), Arc::clone(&runs));
-            move || async move {
-                runs.fetch_add(1, Ordering::SeqCst);
-                entered.notify_one();
-                go.notified().await;
-                "done"
-            }
-        };
-        let process = |in_flight| {
-            let gate = Gate::new(fixture.store()).policy(Policy { in_flight, ..Policy::default() }).unwrap();
-            Router::new().route("/", post(handler.clone())).layer(gate.unscoped())
-        };
-        let (first, copy) = (process(InFlight::Refuse), process(InFlight::Wait(Duration::from_secs(60))));
-        let first = tokio::spawn(send(first, Some("k")));
-        entered.notified().await;
-
-        let store = fixture.store();
-        let mut writer = store.pool().acquire().await.unwrap();
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut *writer).await.unwrap();
-        let copy = tokio::spawn(send(copy, Some("k")));
-        // Long enough for several questions.
-        tokio::time::sleep(Duration::from_millis(600)).await;
-        sqlx::query("DELETE FROM oncebox_receipt").execute(&mut *writer).await.unwrap();
-        sqlx::query("COMMIT").execute(&mut *writer).await.unwrap();
-        entered.notified().await;
-
-        for _ in 0..20 {
-            assert_eq!(send(process(InFlight::Refuse), Some("k")).await.0, 409, "the copy runs");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        go.notify_waiters();
-        assert_eq!(copy.await.unwrap(), (200, false, "done".into()));
-        assert_eq!((first.await.unwrap().0, runs.load(Ordering::SeqCst)), (200, 2));
-    });
-}
-
 /// A database that nobody answers for.
 fn down() -> PostgresStore {
     let options = oncebox_stores::postgres::pool_options().acquire_timeout(Duration::from_millis(200));
