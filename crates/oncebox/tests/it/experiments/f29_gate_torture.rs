@@ -42,7 +42,7 @@ const DATABASE: &str = "ONCEBOX_GATE_DATABASE";
 /// How long a run may show no sign of life.
 const LEASE: Duration = Duration::from_secs(2);
 /// What a busy machine may add to it.
-const SLACK: Duration = Duration::from_secs(45);
+const SLACK: Duration = Duration::from_secs(15);
 
 /// Behind the layer a kill costs a lease, so there are fewer.
 fn keys(mode: Mode) -> usize {
@@ -233,7 +233,8 @@ async fn ask(port: u16, key: &str) -> Option<String> {
             head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok())?;
         (head.starts_with("HTTP/1.1 201") && body.len() == length).then(|| body.to_owned())
     };
-    tokio::time::timeout(Duration::from_secs(20), exchange).await.ok().flatten()
+    // Shorter than the slack: one that hangs is asked again before its key counts as stuck.
+    tokio::time::timeout(Duration::from_secs(8), exchange).await.ok().flatten()
 }
 
 /// When a service was started last, and how long a key was waited for at most while nobody was killed.
