@@ -21,7 +21,7 @@ pub mod scope;
 pub use fields::Fields;
 pub use fingerprint::{Fingerprint, Request};
 pub use key::{KeyError, KeySyntax, RequestKey};
-pub use receipt::{Admission, AdmitRequest, Claiming, OnDoubt, OnMismatch, Pass, ReceiptKey};
+pub use receipt::{Admission, AdmitRequest, Claiming, Durability, OnDoubt, OnMismatch, Pass, ReceiptKey};
 pub use receipts::Receipts;
 pub use reply::Reply;
 pub use scope::{Caller, KeyMaker};

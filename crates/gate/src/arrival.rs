@@ -162,5 +162,6 @@ fn admit_request(key: ReceiptKey, token: i64, fingerprint: Fingerprint, policy: 
         sliding: policy.sliding,
         on_doubt: policy.on_doubt,
         on_mismatch: if replaces { OnMismatch::Replace } else { OnMismatch::Refuse },
+        durability: policy.reserve_durability,
     }
 }

@@ -170,7 +170,7 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use oncebox_core::gate::{Fingerprint, OnDoubt, Request};
+    use oncebox_core::gate::{Durability, Fingerprint, OnDoubt, Request};
 
     use super::*;
 
@@ -185,6 +185,7 @@ mod tests {
             sliding: false,
             on_doubt: OnDoubt::Retry,
             on_mismatch: OnMismatch::Refuse,
+            durability: Durability::Full,
         }
     }
 

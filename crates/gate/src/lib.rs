@@ -55,6 +55,6 @@ pub use claim::{Claim, Claimed};
 pub use flight::{Doubt, Untouched};
 pub use future::GateFuture;
 pub use gate::{Gate, GateBuilder};
-pub use oncebox_core::gate::{Caller, KeySyntax, OnDoubt, RequestKey};
+pub use oncebox_core::gate::{Caller, Durability, KeySyntax, OnDoubt, RequestKey};
 pub use policy::{InFlight, Policy, Profile, Store, Strategy};
 pub use service::{GateService, IdempotencyKey};

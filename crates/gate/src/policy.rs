@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
-use oncebox_core::gate::{KeySyntax, OnDoubt};
+use oncebox_core::gate::{Durability, KeySyntax, OnDoubt};
 use oncebox_core::{Error, Kind, Result};
 
 /// Clocks can count that far.
@@ -117,6 +117,8 @@ pub struct Policy {
     pub allow_unsafe_strategies: bool,
     /// What becomes of a request whose earlier run may or may not have taken effect.
     pub on_doubt: OnDoubt,
+    /// Whether a request's admission waits for the disk before the request runs.
+    pub reserve_durability: Durability,
     /// Whether requests run unprotected while the store is down, instead of being refused.
     pub fail_open: bool,
     /// Whether JSON is compared byte by byte, too.
@@ -166,6 +168,7 @@ impl Policy {
             strategy: Strategy::Strict,
             allow_unsafe_strategies: false,
             on_doubt: OnDoubt::Retry,
+            reserve_durability: Durability::Full,
             fail_open: false,
             raw_fingerprint: false,
             excluded: Vec::new(),
@@ -219,6 +222,12 @@ impl Policy {
         if is_unsafe && !self.allow_unsafe_strategies {
             return refuse(
                 "this strategy lets a request take effect twice; set allow_unsafe_strategies to have it",
+            );
+        }
+        if self.reserve_durability == Durability::Relaxed && self.on_doubt == OnDoubt::Block {
+            return refuse(
+                "a relaxed reservation may be lost in a power cut, and a copy would run again: on_doubt = block \
+                 needs a full one",
             );
         }
         if self.lease < Duration::from_secs(1) {
@@ -289,6 +298,7 @@ mod tests {
             Policy { max_request_body: 0, ..Policy::default() },
             Policy { max_response_body: 0, ..Policy::default() },
             Policy { max_keys: Some(0), ..Policy::default() },
+            Policy { reserve_durability: Durability::Relaxed, on_doubt: OnDoubt::Block, ..Policy::default() },
             Policy { methods: vec![Method::GET], ..Policy::default() },
             Policy { methods: vec![Method::POST], required: vec![Method::PUT], ..Policy::default() },
             Policy { mismatch_status: StatusCode::OK, ..Policy::default() },

@@ -40,6 +40,7 @@ pub(super) async fn measure(run: &mut Run, url: &str) {
         run.report("postgres.handler_5_ms.8.p50", "ms", rounds, Target::AtMost(1.0));
     }
     slow::one(run, "postgres", with(Before::Postgres)).await;
+    slow::one(run, "postgres_relaxed", Service { is_relaxed: true, ..with(Before::Postgres) }).await;
     lab.drop().await;
 }
 

@@ -16,7 +16,8 @@ use axum::{Json, Router};
 use clap::{Args, ValueEnum};
 use oncebox_core::Digest;
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts, Reply, Request,
+    Admission, AdmitRequest, Durability, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts, Reply,
+    Request,
 };
 use oncebox_flow::memory::MemoryStore;
 use oncebox_gate::{Caller, Claimed, Gate, GateBuilder, Policy};
@@ -73,12 +74,24 @@ pub(crate) struct Service {
     /// The handler does not read what is sent to it.
     #[arg(long)]
     pub(super) ignores_body: bool,
+    /// Admissions do not wait for the disk.
+    #[arg(long)]
+    pub(super) is_relaxed: bool,
 }
 
 impl Service {
     pub(super) const fn new(before: Before) -> Self {
         let store = String::new();
-        Self { before, store, receipts: 0, millis: 0, reply_bytes: 0, capacity: None, ignores_body: false }
+        Self {
+            before,
+            store,
+            receipts: 0,
+            millis: 0,
+            reply_bytes: 0,
+            capacity: None,
+            ignores_body: false,
+            is_relaxed: false,
+        }
     }
 
     /// How to start it.
@@ -93,6 +106,9 @@ impl Service {
         }
         if self.ignores_body {
             command.arg("--ignores-body");
+        }
+        if self.is_relaxed {
+            command.arg("--is-relaxed");
         }
         command.env(STORE, &self.store);
         command
@@ -152,6 +168,8 @@ impl Service {
         let handler = Arc::new(Handler { takes, reply: reply.into(), runs: AtomicUsize::new(0) });
         let plain = if service.ignores_body { deaf() } else { reader() };
         let plain = plain.with_state((Arc::clone(&handler), ()));
+        let relaxed = Policy { reserve_durability: Durability::Relaxed, ..Policy::default() };
+        let policy = if service.is_relaxed { relaxed } else { Policy::default() };
         let router = match service.before {
             Before::Nothing => plain,
             Before::Off => {
@@ -169,9 +187,12 @@ impl Service {
             }
             Before::Sqlite => {
                 let store = SqliteStore::connect(&service.store).await.expect("a database");
-                plain.layer(by_cookie(Gate::new(store)))
+                plain.layer(by_cookie(Gate::new(store).policy(policy).expect("a policy")))
             }
-            Before::Postgres => plain.layer(by_cookie(Gate::new(postgres(&service.store).await))),
+            Before::Postgres => {
+                let gate = Gate::new(postgres(&service.store).await).policy(policy).expect("a policy");
+                plain.layer(by_cookie(gate))
+            }
             Before::Insert => {
                 let pool = postgres(&service.store).await.pool().clone();
                 Router::new().route("/orders", post(insert)).with_state((Arc::clone(&handler), pool))
@@ -319,6 +340,7 @@ async fn fill(store: &MemoryStore, count: usize) {
             sliding: false,
             on_doubt: OnDoubt::Retry,
             on_mismatch: OnMismatch::Refuse,
+            durability: Durability::Full,
         };
         if let Ok(Admission::Proceed(pass)) = store.admit(&request, None).await {
             store.seal(&pass, &reply).await.expect("a receipt");

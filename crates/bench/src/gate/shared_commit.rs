@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use oncebox_core::Digest;
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Reply, Request,
+    Admission, AdmitRequest, Durability, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Reply,
+    Request,
 };
 use oncebox_stores::sqlite::{SqliteStore, migrate};
 use tokio::task::JoinSet;
@@ -23,6 +24,7 @@ fn request(number: u64) -> AdmitRequest {
         sliding: false,
         on_doubt: OnDoubt::Retry,
         on_mismatch: OnMismatch::Refuse,
+        durability: Durability::Full,
     }
 }
 

@@ -22,7 +22,9 @@ pub(super) async fn measure(run: &mut Run) {
     let store = SqliteStore::create(&file).await.expect("a database");
     migrate::up(&store).await.expect("tables");
     store.pool().close().await;
-    one(run, "sqlite", Service { store: file, ..Service::new(Before::Sqlite) }).await;
+    let gated = Service { store: file, ..Service::new(Before::Sqlite) };
+    one(run, "sqlite", gated.clone()).await;
+    one(run, "sqlite_relaxed", Service { is_relaxed: true, ..gated }).await;
 }
 
 /// One store, with each kind of handler.

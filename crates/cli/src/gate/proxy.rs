@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::http::HeaderMap;
 use clap::{Args as ClapArgs, ValueEnum};
 use oncebox_core::gate::Receipts as ReceiptsSeam;
-use oncebox_gate::{Caller, Gate, InFlight, OnDoubt, Policy};
+use oncebox_gate::{Caller, Durability, Gate, InFlight, OnDoubt, Policy};
 use tokio::net::TcpListener;
 use tower_layer::Layer as _;
 
@@ -95,6 +95,9 @@ pub(crate) struct ProxyArgs {
     /// What becomes of a request whose earlier run was cut off
     #[arg(long, value_enum, default_value = "retry")]
     on_doubt: DoubtName,
+    /// Whether a request waits until the database has its key on the disk before it runs
+    #[arg(long, value_enum, default_value = "full")]
+    reserve_durability: DurabilityName,
     /// The largest request and reply body, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     max_body: usize,
@@ -121,6 +124,14 @@ enum DoubtName {
     Block,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DurabilityName {
+    /// It does
+    Full,
+    /// It does not, and after a power cut in the meantime a copy of it may run; not with --on-doubt block
+    Relaxed,
+}
+
 impl ProxyArgs {
     /// What the command line makes of a profile.
     fn policy(&self, profile: ProfileName) -> Policy {
@@ -131,6 +142,10 @@ impl ProxyArgs {
             on_doubt: match self.on_doubt {
                 DoubtName::Retry => OnDoubt::Retry,
                 DoubtName::Block => OnDoubt::Block,
+            },
+            reserve_durability: match self.reserve_durability {
+                DurabilityName::Full => Durability::Full,
+                DurabilityName::Relaxed => Durability::Relaxed,
             },
             stall: Duration::from_secs(self.stall),
             max_request_body: self.max_body,

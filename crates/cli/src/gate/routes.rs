@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use oncebox_core::gate::path::plain;
-use oncebox_gate::{InFlight, KeySyntax, OnDoubt, Policy, Store, Strategy};
+use oncebox_gate::{Durability, InFlight, KeySyntax, OnDoubt, Policy, Store, Strategy};
 use serde::Deserialize;
 
 use super::ProfileName;
@@ -59,6 +59,7 @@ struct Changes {
     atp_codes: Option<bool>,
     keep: Option<String>,
     on_doubt: Option<String>,
+    reserve_durability: Option<String>,
     fail_open: Option<bool>,
     raw_fingerprint: Option<bool>,
     excluded: Option<Vec<String>>,
@@ -203,6 +204,11 @@ impl Changes {
         }
         if let Some(on_doubt) = choice(place, "on_doubt", self.on_doubt.as_deref(), &doubts)? {
             policy.on_doubt = on_doubt;
+        }
+        let durabilities = [("full", Durability::Full), ("relaxed", Durability::Relaxed)];
+        let reserve = self.reserve_durability.as_deref();
+        if let Some(durability) = choice(place, "reserve_durability", reserve, &durabilities)? {
+            policy.reserve_durability = durability;
         }
         Ok(())
     }

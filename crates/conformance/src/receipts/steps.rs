@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Fields, Fingerprint, OnDoubt, OnMismatch, Pass, ReceiptKey, Receipts, Reply,
-    Request,
+    Admission, AdmitRequest, Durability, Fields, Fingerprint, OnDoubt, OnMismatch, Pass, ReceiptKey,
+    Receipts, Reply, Request,
 };
 use oncebox_core::{Kind, Result, Timestamp};
 
@@ -43,6 +43,7 @@ pub fn request(name: &str, body: &str) -> AdmitRequest {
         sliding: false,
         on_doubt: OnDoubt::Retry,
         on_mismatch: OnMismatch::Refuse,
+        durability: Durability::Full,
     }
 }
 

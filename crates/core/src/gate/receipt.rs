@@ -67,6 +67,8 @@ pub struct AdmitRequest {
     pub on_doubt: OnDoubt,
     /// What to do if the key was used for another request.
     pub on_mismatch: OnMismatch,
+    /// Whether its admission waits for the disk.
+    pub durability: Durability,
 }
 
 impl AdmitRequest {
@@ -95,6 +97,17 @@ pub enum OnMismatch {
     Refuse,
     /// Run it, and keep its reply in place of the earlier one. Not while that runs.
     Replace,
+}
+
+/// Whether an admission outlives a power cut. A reply always does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// It is on the disk before the request runs.
+    #[default]
+    Full,
+    /// It gets there with the reply at the latest, which saves one of two waits for the disk. If the database's
+    /// machine fails in between, the request is unknown, as if its lease were over: a copy of it runs at once.
+    Relaxed,
 }
 
 /// What becomes of a request.
@@ -224,6 +237,7 @@ mod tests {
             sliding: false,
             on_doubt: OnDoubt::Retry,
             on_mismatch: OnMismatch::Refuse,
+            durability: Durability::Full,
         }
     }
 

@@ -276,7 +276,7 @@ impl Shelf {
 
 #[cfg(test)]
 mod tests {
-    use oncebox_core::gate::{Fingerprint, OnDoubt, OnMismatch};
+    use oncebox_core::gate::{Durability, Fingerprint, OnDoubt, OnMismatch};
 
     use super::*;
 
@@ -294,6 +294,7 @@ mod tests {
             sliding: true,
             on_doubt: OnDoubt::Retry,
             on_mismatch: OnMismatch::Refuse,
+            durability: Durability::Full,
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use oncebox_core::gate::{Admission, AdmitRequest, Claiming, OnDoubt, OnMismatch, Pass, Receipts, Reply};
+use oncebox_core::gate::{
+    Admission, AdmitRequest, Claiming, Durability, OnDoubt, OnMismatch, Pass, Receipts, Reply,
+};
 use oncebox_core::{Error, Kind, Result, Timestamp};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, Row as _};
@@ -75,6 +77,8 @@ struct Admitting<'a> {
     store: &'a PostgresStore,
     request: &'a AdmitRequest,
     now: Option<Timestamp>,
+    /// In the caller's transaction, whose commit is the caller's.
+    is_inside: bool,
 }
 
 impl Question for Admitting<'_> {
@@ -93,6 +97,7 @@ impl Question for Admitting<'_> {
             .bind(request.on_doubt == OnDoubt::Retry)
             .bind(request.on_mismatch == OnMismatch::Replace)
             .bind(place(&request.key))
+            .bind(request.durability == Durability::Relaxed && !self.is_inside)
             .fetch_optional(on)
             .await
             .map_err(failed("cannot admit a request"))
@@ -106,7 +111,7 @@ impl Question for Peeking<'_> {
     type Answer = Option<Found>;
 
     async fn ask(&self, on: &mut PgConnection) -> Result<Option<Found>> {
-        let Admitting { store, request, now } = self.0;
+        let Admitting { store, request, now, .. } = self.0;
         sqlx::query_as(store.sql(include_str!("sql/receipt_peek.sql")))
             .bind(request.key.scope)
             .bind(request.key.key)
@@ -127,7 +132,7 @@ impl Question for Sliding<'_> {
     type Answer = ();
 
     async fn ask(&self, on: &mut PgConnection) -> Result<()> {
-        let Admitting { store, request, now } = self.0;
+        let Admitting { store, request, now, .. } = self.0;
         sqlx::query(store.sql(include_str!("sql/receipt_slide.sql")))
             .bind(request.key.scope)
             .bind(request.key.key)
@@ -239,7 +244,7 @@ impl PostgresStore {
         now: Option<Timestamp>,
     ) -> Result<()> {
         if slides(request, told) {
-            self.on_receipts(&Sliding(Admitting { store: self, request, now })).await?;
+            self.on_receipts(&Sliding(Admitting { store: self, request, now, is_inside: false })).await?;
         }
         Ok(())
     }
@@ -247,7 +252,7 @@ impl PostgresStore {
 
 impl Receipts for PostgresStore {
     async fn admit(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Admission> {
-        let admitting = Admitting { store: self, request, now };
+        let admitting = Admitting { store: self, request, now, is_inside: false };
         for _ in 0..RACES {
             let Some(found) = self.on_receipts(&admitting).await? else { continue };
             if !found.free {
@@ -265,7 +270,7 @@ impl Receipts for PostgresStore {
         request: &AdmitRequest,
         now: Option<Timestamp>,
     ) -> Result<Admission> {
-        let admitting = Admitting { store: self, request, now };
+        let admitting = Admitting { store: self, request, now, is_inside: true };
         for _ in 0..RACES {
             let Some(found) = admitting.ask(tx).await? else { continue };
             if !found.free {
@@ -298,7 +303,8 @@ impl Receipts for PostgresStore {
     }
 
     async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {
-        let found = self.on_receipts(&Peeking(Admitting { store: self, request, now })).await?;
+        let found =
+            self.on_receipts(&Peeking(Admitting { store: self, request, now, is_inside: false })).await?;
         found.filter(|found| !found.free).map(|found| found.told(request)).transpose()
     }
 

@@ -28,7 +28,10 @@ WITH clock AS (
     WHERE CASE
         WHEN EXISTS (SELECT FROM found WHERE NOT free) THEN false
         -- Locks are the whole database's: the same key in another schema is another key.
-        ELSE pg_try_advisory_xact_lock($10 # ('oncebox.receipt'::regclass::oid::bigint << 32))
+        WHEN NOT pg_try_advisory_xact_lock($10 # ('oncebox.receipt'::regclass::oid::bigint << 32)) THEN false
+        -- Relaxed: for this transaction, which is this statement, COMMIT does not wait for the disk. The seal's does, for both.
+        WHEN $11 THEN set_config('synchronous_commit', 'off', true) IS NOT NULL
+        ELSE true
     END
     ON CONFLICT (scope, key) DO UPDATE
     SET fingerprint = excluded.fingerprint, state = excluded.state, token = excluded.token,

@@ -1,8 +1,8 @@
 //! Transactions that are dropped, refused or killed, and what errors mean.
 
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Claiming, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Reply,
-    Request,
+    Admission, AdmitRequest, Claiming, Durability, Fingerprint, OnDoubt, OnMismatch, ReceiptKey,
+    Receipts as _, Reply, Request,
 };
 
 use super::*;
@@ -258,6 +258,7 @@ fn order(token: i64) -> AdmitRequest {
         sliding: false,
         on_doubt: OnDoubt::Retry,
         on_mismatch: OnMismatch::Refuse,
+        durability: Durability::Full,
     }
 }
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, Pass, ReceiptKey, Receipts as _, Reply,
+    Admission, AdmitRequest, Durability, Fingerprint, OnDoubt, OnMismatch, Pass, ReceiptKey, Receipts as _,
+    Reply,
 };
 
 use super::*;
@@ -75,6 +76,7 @@ async fn receipts_from_before_migration_six_are_kept() {
         sliding: false,
         on_doubt: OnDoubt::Retry,
         on_mismatch: OnMismatch::Refuse,
+        durability: Durability::Full,
     };
     let reply = Reply { status: 201, body: Some(b"done".to_vec()), ..Reply::default() };
     let pass = Pass { key: request.key, token: request.token };

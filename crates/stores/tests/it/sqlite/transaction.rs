@@ -1,7 +1,7 @@
 //! Transactions that are dropped, refused or ended by SQLite itself.
 
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Request,
+    Admission, AdmitRequest, Durability, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Request,
 };
 
 use super::*;
@@ -151,6 +151,7 @@ async fn an_admission_that_nobody_waits_for_is_withdrawn() {
         sliding: false,
         on_doubt: OnDoubt::Retry,
         on_mismatch: OnMismatch::Refuse,
+        durability: Durability::Full,
     };
 
     let lock = store.begin().await.unwrap();
