@@ -26,6 +26,7 @@ macro_rules! receipts_suite {
                 the_first_request_is_admitted_and_a_copy_waits_for_it
                 another_request_under_the_key_is_refused_wherever_the_first_one_stands
                 who_asks_again_because_the_answer_was_lost_is_let_in
+                an_admission_that_does_not_wait_for_the_disk_is_one_like_any_other
                 scopes_and_keys_are_apart
                 a_lease_that_is_over_lets_the_same_request_in_again
                 whoever_lost_the_lease_can_neither_seal_nor_withdraw_nor_doubt
@@ -70,6 +71,7 @@ macro_rules! receipts_suite {
                 a_claim_keeps_every_byte_of_a_reply
                 a_claim_is_told_where_its_request_stands
                 while_a_claim_is_open_nobody_else_is_admitted
+                another_request_is_told_so_while_a_claim_is_open
                 a_claim_inherits_what_is_over_and_fences_it_off
                 a_claim_that_is_a_copy_keeps_a_receipt_where_that_is_wanted
                 of_many_claims_at_once_one_is_admitted

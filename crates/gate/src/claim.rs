@@ -25,6 +25,11 @@ use crate::policy::{InFlight, Policy, Strategy};
 use crate::record;
 use crate::telemetry;
 
+/// How long a client waits for its key to be free again after a handler has let go of it.
+const MOMENT: Duration = Duration::from_secs(1);
+/// Between looks at whether it is.
+const BLINK: Duration = Duration::from_millis(2);
+
 /// What has become of a claim. A handler that has written something in its
 /// transaction and then forgets to seal it would tell its client of what was rolled back.
 #[derive(Clone, Default)]
@@ -145,6 +150,24 @@ impl<S: Receipts> Claim<S> {
         let tx = self.gate.store.begin().await.map_err(|error| self.down(&error))?;
         self.fate.note(Fate::BEGUN);
         Ok(Claimed { claim: self, tx, mark: Some((CONFLICT, "allowed")) })
+    }
+
+    /// A transaction that was dropped is rolled back soon, not at once. Until then the client's next try would be told that this one
+    /// still runs; so it is not answered before. Others may be quicker with the key: then it was free.
+    pub(crate) async fn until_free(&self) {
+        let freed = async {
+            loop {
+                let again = AdmitRequest { token: self.gate.tokens.draw(), ..self.admit };
+                match self.gate.store.begin_claim(&again, None).await {
+                    Ok(Claiming::Told(Admission::InFlight { .. })) => tokio::time::sleep(BLINK).await,
+                    Ok(Claiming::Begun(tx)) => return self.gate.store.rollback(tx).await,
+                    Ok(Claiming::Told(_)) => return Ok(()),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        // Whatever is in the way, the next try is told of it.
+        tokio::time::timeout(MOMENT, freed).await.ok();
     }
 
     fn down(&self, error: &Error) -> Response<GateBody> {

@@ -215,16 +215,20 @@ impl<S: Receipts> Visitor<S> {
         let current = Current::of(key.clone(), &parts.headers);
         let mut request = request(parts, body, key);
         let _running = Running::begin(&gate);
-        let fate = Fate::default();
-        let claim = Claim { gate, policy: Arc::clone(&policy), admit, asked, fate: fate.clone() };
-        request.extensions_mut().insert(claim);
-        let response = current.call(|| inner.call(request)).await?;
-        let is_well = response.status().as_u16() < 400;
-        if fate.is_forgotten() && is_well {
+        let claim = Claim { gate, policy, admit, asked, fate: Fate::default() };
+        request.extensions_mut().insert(claim.clone());
+        let ran = AssertUnwindSafe(current.call(|| inner.call(request))).catch_unwind().await;
+        let is_forgotten = claim.fate.is_forgotten();
+        if is_forgotten {
+            claim.until_free().await;
+        }
+        let Ok(response) = ran else { return Ok(Problem::Panicked.answer(&claim.policy)) };
+        let response = response?;
+        if is_forgotten && response.status().as_u16() < 400 {
             tracing::error!(
                 "a handler has claimed its key and not sealed its reply: its transaction was rolled back"
             );
-            return Ok(Problem::NotSealed.answer(&policy));
+            return Ok(Problem::NotSealed.answer(&claim.policy));
         }
         Ok(response.map(body::other))
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oncebox_core::Store as _;
-use oncebox_core::gate::{Admission, AdmitRequest, OnDoubt, Pass, Receipts as _, Reply};
+use oncebox_core::gate::{Admission, AdmitRequest, Durability, OnDoubt, Pass, Receipts as _, Reply};
 use tokio::task::JoinSet;
 
 use super::ReceiptsFixture;
@@ -46,6 +46,35 @@ pub async fn who_asks_again_because_the_answer_was_lost_is_let_in<F: ReceiptsFix
 
     store.seal(&pass, &reply("done")).await.unwrap();
     assert_eq!(store.admit(&careful, at(2)).await.unwrap(), replay(reply("done"), TTL - 2));
+}
+
+pub async fn an_admission_that_does_not_wait_for_the_disk_is_one_like_any_other<F: ReceiptsFixture>(
+    fixture: Arc<F>,
+) {
+    let store = fixture.store();
+    let relaxed = |body| AdmitRequest { durability: Durability::Relaxed, ..request("a", body) };
+    let lost = admitted(&store, &relaxed("body"), 0).await;
+
+    assert_eq!(told(&store, 1).await, Admission::InFlight { left: seconds(LEASE - 1) });
+    assert_eq!(store.admit(&relaxed("other"), at(1)).await.unwrap(), Admission::Mismatch);
+    let pass = admitted(&store, &relaxed("body"), LEASE).await;
+    assert!(is_fenced(&store.seal(&lost, &reply("stale")).await));
+    store.seal(&pass, &reply("done")).await.unwrap();
+    assert_eq!(told(&store, LEASE + 1).await, replay(reply("done"), TTL - 1));
+    assert_eq!(store.admit(&relaxed("body"), at(LEASE + 1)).await.unwrap(), replay(reply("done"), TTL - 1));
+
+    // Many at once, of both kinds, share commits on some stores.
+    let mut clients = JoinSet::new();
+    for n in 0..32 {
+        let store = fixture.store();
+        let durability = if n % 2 == 0 { Durability::Relaxed } else { Durability::Full };
+        clients.spawn(async move {
+            let asked = AdmitRequest { durability, ..request(&format!("many-{}", n / 4), "body") };
+            matches!(store.admit(&asked, at(0)).await.unwrap(), Admission::Proceed(_))
+        });
+    }
+    let admitted = clients.join_all().await;
+    assert_eq!(admitted.into_iter().filter(|is_admitted| *is_admitted).count(), 8);
 }
 
 pub async fn scopes_and_keys_are_apart<F: ReceiptsFixture>(fixture: Arc<F>) {

@@ -207,6 +207,27 @@ pub async fn while_a_claim_is_open_nobody_else_is_admitted<F: ReceiptsFixture>(f
     assert_eq!(refused(&store, &request("a", "body"), 1).await.unwrap(), replay(reply("done"), TTL - 1));
 }
 
+pub async fn another_request_is_told_so_while_a_claim_is_open<F: ReceiptsFixture>(fixture: Arc<F>) {
+    let store = fixture.store();
+    // The second claim of a store may go another way than its first.
+    for name in ["a", "b", "c"] {
+        let asked = request(name, "body");
+        let tx = claimed(&store, &asked, 0).await;
+
+        // Where writers queue for one lock, nobody can be told anything yet.
+        let other = refused(&fixture.impatient(), &request(name, "other"), 1).await;
+        assert!(
+            matches!(other, Ok(Admission::Mismatch))
+                || other.as_ref().is_err_and(|error| error.kind() == Kind::Busy),
+            "{other:?}"
+        );
+
+        store.seal_claim(tx, &asked, &reply("done"), at(0)).await.unwrap();
+        assert_eq!(refused(&store, &request(name, "other"), 1).await.unwrap(), Admission::Mismatch);
+        assert_eq!(refused(&store, &request(name, "body"), 1).await.unwrap(), replay(reply("done"), TTL - 1));
+    }
+}
+
 pub async fn a_claim_inherits_what_is_over_and_fences_it_off<F: ReceiptsFixture>(fixture: Arc<F>) {
     let store = fixture.store();
     let lost = admitted(&store, &request("a", "body"), 0).await;

@@ -126,6 +126,24 @@ where
     }
 }
 
+/// Whoever reads that a request came to nothing may send it again at once.
+async fn a_key_is_free_before_its_client_is_told<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    for ending in [Ending::Fails, Ending::Panics, Ending::Forgets] {
+        for n in 0..20 {
+            let (app, _) = app(&fixture, ending);
+            let key = format!("{ending:?}-{n}");
+
+            send(app.clone(), Some(&key)).await;
+            let again = send(app, Some(&key)).await;
+
+            assert_eq!(again, (201, false, "run 2".into()), "{ending:?}");
+        }
+    }
+}
+
 async fn of_many_at_once_one_commits<F>(fixture: Arc<F>)
 where
     F: StoreFixture<Store: Receipts + Mailbox>,
@@ -321,6 +339,7 @@ macro_rules! on_every_store {
 on_every_store! {
     a_reply_is_committed_with_its_effects
     without_a_seal_nothing_has_happened
+    a_key_is_free_before_its_client_is_told
     of_many_at_once_one_commits
     a_caller_has_only_so_many_keys
     a_copy_of_a_claim_may_wait

@@ -3,14 +3,14 @@
 //! asks for the key's lock and looks, and one seals and commits; on another
 //! one of the pool's these are two each.
 //!
-//! No row tells others that the request runs: the lock does, and it ends with
-//! the transaction, however that ends. So a request writes one row instead of
-//! two versions of it.
+//! No row tells others that the request runs: the lock does, and another one
+//! what it is about. They end with the transaction, however that ends. So a
+//! request writes one row instead of two versions of it.
 
 use std::time::Duration;
 
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Claiming, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Reply,
+    Admission, AdmitRequest, Claiming, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Reply,
 };
 use oncebox_core::{Error, Kind, Result, Store as _, Timestamp};
 use oncebox_flow::Shield;
@@ -67,6 +67,7 @@ impl PostgresStore {
             // Whoever left it may still wake up, and finds it taken by a row, as if it were taken outside.
             Some(found) if found.free && has_key => self.admit_in(&mut begun, request, now).await?,
             Some(found) if is_copy => found.told(request)?,
+            None | Some(_) if self.is_rivals(&mut begun, request).await? => Admission::Mismatch,
             None | Some(_) => unseen(request),
         };
         if let Admission::Proceed(_) = told {
@@ -107,6 +108,16 @@ impl PostgresStore {
         Ok((begun, None, looked))
     }
 
+    /// Whether the key is claimed for another request. Its transaction shows others nothing but its locks, so one of them tells.
+    async fn is_rivals(&self, on: &mut PgConnection, request: &AdmitRequest) -> Result<bool> {
+        sqlx::query_scalar(self.sql(include_str!("sql/receipt_rival.sql")))
+            .bind(tag(&request.key))
+            .bind(print(&request.fingerprint))
+            .fetch_one(on)
+            .await
+            .map_err(failed("cannot look whose a key is"))
+    }
+
     /// Ends a transaction in which nothing was written, and the key's lock with it: a pool would do that
     /// a moment after the caller has gone on. If the connection is lost, the server does it.
     async fn let_go(&self, mut begun: Begun, came: Option<Came>) {
@@ -125,9 +136,11 @@ impl PostgresStore {
         let number = |number: i64| format!("'{number}'::bigint");
         let lock = include_str!("sql/receipt_lock.sql")
             .replace("$1", &number(place(&request.key)))
-            .replace("$2", &number(request.token));
+            .replace("$2", &number(request.token))
+            .replace("$3", &number(tag(&request.key)))
+            .replace("$4", &format!("'{}'::integer", print(&request.fingerprint)));
         let text = format!("{}; {}", self.begin_text(), self.adapted(&lock));
-        // Two numbers are all that is not written here.
+        // Numbers are all that is not written here.
         AssertSqlSafe(text).into_sql_str()
     }
 
@@ -139,7 +152,11 @@ impl PostgresStore {
         now: Option<Timestamp>,
     ) -> Result<Looked> {
         let [lock, look, _] = self.names();
-        let lock = Call::new(lock).number(place(&request.key)).number(request.token);
+        let lock = Call::new(lock)
+            .number(place(&request.key))
+            .number(request.token)
+            .number(tag(&request.key))
+            .number(print(&request.fingerprint).into());
         let look = Call::new(look)
             .bytes(&request.key.scope)
             .bytes(&request.key.key)
@@ -227,7 +244,7 @@ impl PostgresStore {
         let (lock, keep) = (include_str!("sql/receipt_lock.sql"), include_str!("sql/receipt_keep.sql"));
         let look = self.adapted(include_str!("sql/receipt_claim.sql"));
         [
-            ("lock", format!("(bigint, bigint) AS {}", self.adapted(lock))),
+            ("lock", format!("(bigint, bigint, bigint, integer) AS {}", self.adapted(lock))),
             // Told as text, and the server may be set to another form for bytes than the driver reads.
             ("look", format!("{LOOK_TYPES} AS {DIGITS} FROM ({look}) AS looked")),
             ("keep", format!("{KEEP_TYPES} AS {}", self.adapted(keep))),
@@ -276,4 +293,17 @@ async fn commit_by(mut begun: Begun, text: String) -> Result<Begun> {
 pub(super) const fn place(key: &ReceiptKey) -> i64 {
     let [a, b, c, d, e, f, g, h, ..] = key.key;
     i64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// What the lock is found by that shows what a key is claimed for; another part of the key, so that it does not follow from the place.
+const fn tag(key: &ReceiptKey) -> i64 {
+    let [_, _, _, _, _, _, _, _, a, b, c, d, e, f, g, h, ..] = key.key;
+    i64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// So much of a fingerprint has room in a lock. Those of two requests may be equal there: then the second is taken for a copy until
+/// the first has ended, and told the truth by its receipt.
+const fn print(fingerprint: &Fingerprint) -> i32 {
+    let [a, b, c, d, ..] = *fingerprint.as_bytes();
+    i32::from_be_bytes([a, b, c, d])
 }
