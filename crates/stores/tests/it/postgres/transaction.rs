@@ -267,6 +267,40 @@ fn created() -> Reply {
 }
 
 #[tokio::test]
+async fn only_a_relaxed_admission_does_not_wait_for_the_disk() {
+    on_tables("only_a_relaxed_admission_does_not_wait_for_the_disk", |store, schema| async move {
+        let note = format!(
+            "CREATE TABLE {schema}.seen (number serial, setting text);
+             CREATE FUNCTION {schema}.note() RETURNS trigger LANGUAGE plpgsql AS
+             $$BEGIN
+                 INSERT INTO {schema}.seen (setting) VALUES (current_setting('synchronous_commit'));
+                 RETURN NEW;
+             END$$;
+             CREATE TRIGGER note BEFORE INSERT OR UPDATE ON {schema}.receipt
+             FOR EACH ROW EXECUTE FUNCTION {schema}.note()"
+        );
+        execute(&store, &note).await;
+        let of = |number: u8, durability| {
+            let key = ReceiptKey { scope: [1; 32], key: [number; 32] };
+            AdmitRequest { key, durability, ..order(number.into()) }
+        };
+
+        let relaxed = of(1, Durability::Relaxed);
+        store.admit(&relaxed, None).await.unwrap();
+        store.seal(&relaxed.pass(), &created()).await.unwrap();
+        store.admit(&of(2, Durability::Full), None).await.unwrap();
+        let mut tx = store.begin().await.unwrap();
+        store.admit_in(&mut tx, &of(3, Durability::Relaxed), None).await.unwrap();
+        store.commit(tx).await.unwrap();
+
+        let text = AssertSqlSafe(format!("SELECT setting FROM {schema}.seen ORDER BY number"));
+        let seen: Vec<String> = sqlx::query_scalar(text).fetch_all(store.pool()).await.unwrap();
+        assert_eq!(seen, ["off", "on", "on", "on"], "admitted, sealed; admitted; in a transaction");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_key_that_is_being_claimed_in_one_schema_is_free_in_another() {
     on_tables("a_key_that_is_being_claimed_in_one_schema_is_free_in_another", |store, _| async move {
         let name = random_schema();

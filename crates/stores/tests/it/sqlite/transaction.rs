@@ -1,7 +1,8 @@
 //! Transactions that are dropped, refused or ended by SQLite itself.
 
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Durability, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Request,
+    Admission, AdmitRequest, Durability, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Reply,
+    Request,
 };
 
 use super::*;
@@ -137,12 +138,10 @@ async fn a_store_that_waits_briefly_leaves_the_patience_of_its_pool_alone() {
     assert_eq!(store.read(window(&ALL, 0, 10)).await.unwrap().rows.len(), 2);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_admission_that_nobody_waits_for_is_withdrawn() {
-    let database = Database::new();
-    let store = database.store().await;
+/// The same request, by this token.
+fn order(token: i64) -> AdmitRequest {
     let print = Request { method: "POST", path: "/", query: None, content_type: None, body: b"" };
-    let order = |token| AdmitRequest {
+    AdmitRequest {
         key: ReceiptKey { scope: [1; 32], key: [2; 32] },
         token,
         fingerprint: Fingerprint::raw(&print),
@@ -152,7 +151,13 @@ async fn an_admission_that_nobody_waits_for_is_withdrawn() {
         on_doubt: OnDoubt::Retry,
         on_mismatch: OnMismatch::Refuse,
         durability: Durability::Full,
-    };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admission_that_nobody_waits_for_is_withdrawn() {
+    let database = Database::new();
+    let store = database.store().await;
 
     let lock = store.begin().await.unwrap();
     tokio::time::timeout(Duration::from_millis(20), store.admit(&order(1), None)).await.unwrap_err();
@@ -164,4 +169,34 @@ async fn an_admission_that_nobody_waits_for_is_withdrawn() {
         }
     };
     tokio::time::timeout(Duration::from_secs(30), admitted).await.expect("long before the lease is over");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_relaxed_admission_does_not_wait_for_the_disk() {
+    const FULL: i64 = 2;
+    let database = Database::new();
+    let store = database.store().await;
+    let note = "BEGIN INSERT INTO seen SELECT synchronous FROM pragma_synchronous; END";
+    for text in [
+        "CREATE TABLE seen (synchronous)".to_owned(),
+        format!("CREATE TRIGGER admitted AFTER INSERT ON oncebox_receipt {note}"),
+        format!("CREATE TRIGGER sealed AFTER UPDATE ON oncebox_receipt {note}"),
+    ] {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(store.pool()).await.unwrap();
+    }
+    let of = |number: u8, durability| {
+        let key = ReceiptKey { scope: [1; 32], key: [number; 32] };
+        AdmitRequest { key, durability, ..order(number.into()) }
+    };
+
+    let relaxed = of(1, Durability::Relaxed);
+    store.admit(&relaxed, None).await.unwrap();
+    store.seal(&relaxed.pass(), &Reply::default()).await.unwrap();
+    store.admit(&of(2, Durability::Full), None).await.unwrap();
+    let mut tx = store.begin().await.unwrap();
+    store.admit_in(&mut tx, &of(3, Durability::Relaxed), None).await.unwrap();
+    store.commit(tx).await.unwrap();
+
+    let seen: Vec<i64> = sqlx::query_scalar("SELECT * FROM seen").fetch_all(store.pool()).await.unwrap();
+    assert_eq!(seen, [1, FULL, FULL, FULL], "admitted, sealed; admitted; in a transaction");
 }
