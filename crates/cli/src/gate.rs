@@ -2,6 +2,7 @@
 //! the checker that tells what a gate gets right, and the service it is tried on.
 
 mod admin;
+mod call;
 mod cases;
 mod check;
 mod client;

@@ -4,6 +4,7 @@
 
 mod ability;
 mod callers;
+mod calls;
 mod crashes;
 mod faults;
 mod flights;
@@ -126,7 +127,7 @@ cases! {
     D01 "a copy of a running request is told to come back, at once" [] flights::refused not [OneWriter], quiet;
     D02 "or waits for the reply" [Wait] flights::waits;
     D03 "of fifty at once one runs" [] flights::fifty;
-    D04 "another body is refused while the first one runs" [] flights::other_in_flight not [Tx];
+    D04 "another body is refused while the first one runs" [] flights::other_in_flight not [OneWriter];
     D05 "different keys do not wait for each other" [] flights::parallel not [OneWriter], quiet;
     D06 "a wait has an end" [Wait] flights::short_wait;
     D07 "a client that hangs up does not cause a second run" [] flights::hung_up;
@@ -149,7 +150,7 @@ cases! {
     G03 "a key cannot name another tenant" [Atp Tenants] callers::foreign_tenant;
     G05 "what only a gate says is not believed of a client" [] callers::spoofed;
     G06 "bodies above the limit are refused, and ten thousand keys leave room for what runs" [Limits] callers::too_much, quiet;
-    P01 "calls of gRPC are judged by their status, and their trailers come back" [Grpc] callers::unary;
+    P01 "calls of gRPC are judged by their status, and their trailers come back" [Grpc] calls::unary;
     P02 "events flow before they end; the key is passed on, what is meant for one connection is not" [] replies::events not [Tx], quiet;
     S1 "where the last write wins, its reply is kept" [Strategies] strategies::last_wins;
     S2 "where another request is let through, it is warned and the first reply kept" [Strategies] strategies::warned;

@@ -33,7 +33,7 @@ pub(crate) struct Args {
         long,
         value_enum,
         value_delimiter = ',',
-        default_values = ["routes", "wait", "tenants", "limits", "strategies", "faults", "capped"]
+        default_values = ["routes", "wait", "tenants", "limits", "strategies", "faults", "capped", "grpc"]
     )]
     with: Vec<Ability>,
     /// Another gate on the same store, as http://host:port

@@ -133,7 +133,7 @@ impl Target {
         Some(Self { address, base })
     }
 
-    async fn connect(&self) -> io::Result<TcpStream> {
+    pub(super) async fn connect(&self) -> io::Result<TcpStream> {
         let stream = TcpStream::connect(&self.address).await?;
         stream.set_nodelay(true)?;
         Ok(stream)

@@ -25,8 +25,7 @@ pub(in crate::gate) enum Ability {
     OneWriter,
     /// It has the fixture's path whose store is in memory, and small
     Capped,
-    /// It is asked by HTTP/2
-    #[value(skip)]
+    /// It speaks HTTP/2, and knows calls of gRPC
     Grpc,
     /// There is a second one on the same store; `--second` says so by itself
     Multi,
@@ -51,7 +50,7 @@ impl Ability {
             Self::Tx => "needs claims in transactions: --with tx",
             Self::OneWriter => "needs a single writer: --with one-writer",
             Self::Capped => "needs a small store in memory: --with capped",
-            Self::Grpc => "needs HTTP/2, which this checker does not speak",
+            Self::Grpc => "needs HTTP/2 and calls of gRPC: --with grpc",
             Self::Multi => "needs another gate on the same store: --second",
             Self::Persist => "needs a way to kill the gate and start it again: --restart",
             Self::Atp => "is about keys that name a tenant: --profile atp",
@@ -61,7 +60,7 @@ impl Ability {
     /// Why a case is left out for a gate that is this.
     pub(in crate::gate) const fn barring(self) -> &'static str {
         match self {
-            Self::Tx => "a transaction tells nobody what it is about: it has no lease and no stream",
+            Self::Tx => "a transaction has no lease and no stream",
             Self::OneWriter => "transactions come one after the other there",
             _ => "not of such a gate",
         }

@@ -98,8 +98,3 @@ async fn crowd(stand: &Stand) -> Outcome {
     stand.is_run(&super::joined(first).await?)?;
     expect("runs", stand.runs().await?, 1)
 }
-
-/// Not asked: see [`Ability::Grpc`].
-pub(super) async fn unary(_: Stand) -> Outcome {
-    Err(Ability::Grpc.lacking().to_owned())
-}

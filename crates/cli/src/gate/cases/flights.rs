@@ -11,17 +11,29 @@ pub(super) fn started(stand: &Stand, message: &Message) -> tokio::task::JoinHand
     tokio::spawn(async move { stand.send(&message).await })
 }
 
+/// A copy that is not to wait is told by then.
+const AT_ONCE: Duration = Duration::from_millis(100);
+/// On a busy machine not every copy is.
+const COPIES: usize = 5;
+
 pub(super) async fn refused(stand: Stand) -> Outcome {
     let message = stand.order(r#"{"sleep":1000}"#).key(&stand.key());
     let first = started(&stand, &message);
     stand.until_running().await?;
-    let copy = stand.send(&message).await?;
-    ensure(!first.is_finished(), || "the copy was answered after the first one".into())?;
-    is_problem(&copy, 409)?;
-    // The contract has 100 ms; a busy machine may have others.
-    stand.note(format!("the copy was told after {} ms", copy.took.as_millis()));
-    let wait: Option<u64> = copy.get("retry-after").and_then(|wait| wait.parse().ok());
-    ensure(wait.is_some_and(|wait| (1..=30).contains(&wait)), || format!("retry-after: {wait:?}"))?;
+    let mut quickest = Duration::MAX;
+    for _ in 0..COPIES {
+        let copy = stand.send(&message).await?;
+        ensure(!first.is_finished(), || "the copy was answered after the first one".into())?;
+        is_problem(&copy, 409)?;
+        let wait: Option<u64> = copy.get("retry-after").and_then(|wait| wait.parse().ok());
+        ensure(wait.is_some_and(|wait| (1..=30).contains(&wait)), || format!("retry-after: {wait:?}"))?;
+        quickest = quickest.min(copy.took);
+        if quickest <= AT_ONCE {
+            break;
+        }
+    }
+    stand.note(format!("the copy was told after {} ms", quickest.as_millis()));
+    ensure(quickest <= AT_ONCE, || format!("no copy was told within {AT_ONCE:?}"))?;
     let first = joined(first).await?;
     let later = stand.send(&message).await?;
     expect("runs", stand.runs().await?, 1)?;
