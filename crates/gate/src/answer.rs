@@ -15,7 +15,7 @@ use crate::grpc::Refusal;
 use crate::policy::Policy;
 use crate::telemetry;
 
-/// Marks a replayed reply.
+/// Marks a replayed reply, unless a policy has another name for it.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// Marks a reply that nothing protects.
 pub(crate) const STATUS: HeaderName = HeaderName::from_static("idempotency-status");

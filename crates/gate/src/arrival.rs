@@ -50,14 +50,15 @@ where
 {
     /// Reads key and caller.
     pub(crate) fn look(gate: &Arc<Inner<S>>, mut request: Request<B>) -> Way<S, B> {
+        let policy = gate.policy(request.uri().path());
         // What only we say, nobody says to us. Hardly anybody tries, and to look each of these up takes longer.
-        let is_ours = |name: &HeaderName| [REPLAYED, STATUS, CONFLICT].contains(name);
+        let marker = &policy.replay_header;
+        let is_ours = |name: &HeaderName| name == marker || [REPLAYED, STATUS, CONFLICT].contains(name);
         if request.headers().keys().any(is_ours) {
-            for ours in [REPLAYED, STATUS, CONFLICT] {
+            for ours in [marker, &REPLAYED, &STATUS, &CONFLICT] {
                 request.headers_mut().remove(ours);
             }
         }
-        let policy = gate.policy(request.uri().path());
         if !policy.methods.contains(request.method()) || is_other_protocol(&request) {
             return Way::Past(request);
         }

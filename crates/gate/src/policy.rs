@@ -4,9 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, StatusCode};
+use http::{HeaderName, Method, StatusCode};
 use oncebox_core::gate::{Durability, KeySyntax, OnDoubt};
 use oncebox_core::{Error, Kind, Result};
+
+use crate::answer::REPLAYED;
+use crate::marker;
 
 /// Clocks can count that far.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -139,6 +142,8 @@ pub struct Policy {
     pub mismatch_status: StatusCode,
     /// The status of a replayed success; the original one if there is none.
     pub replay_status: Option<StatusCode>,
+    /// The header that marks replays: `Idempotent-Replayed`. Nobody else is believed who sends it.
+    pub replay_header: HeaderName,
     /// Whether refusals have the codes of the profile `atp`: `IdempotencyKeyRequired`, `IdempotencyConflict`.
     pub atp_codes: bool,
     /// Where clients can read about all this; linked in refusals.
@@ -179,6 +184,7 @@ impl Policy {
             max_keys: None,
             mismatch_status: StatusCode::UNPROCESSABLE_ENTITY,
             replay_status: None,
+            replay_header: REPLAYED,
             atp_codes: false,
             docs: None,
         };
@@ -264,6 +270,12 @@ impl Policy {
         if !self.mismatch_status.is_client_error() {
             return refuse("another request under a key is the client's error: mismatch_status must be 4xx");
         }
+        if !marker::is_free(&self.replay_header) {
+            return refuse(&format!(
+                "replays cannot be marked by {}, which means something else",
+                self.replay_header
+            ));
+        }
         Ok(())
     }
 }
@@ -302,6 +314,7 @@ mod tests {
             Policy { methods: vec![Method::GET], ..Policy::default() },
             Policy { methods: vec![Method::POST], required: vec![Method::PUT], ..Policy::default() },
             Policy { mismatch_status: StatusCode::OK, ..Policy::default() },
+            Policy { replay_header: http::header::LOCATION, ..Policy::default() },
         ];
         for policy in nonsense {
             assert_eq!(policy.check().unwrap_err().kind(), Kind::Config, "{policy:?}");

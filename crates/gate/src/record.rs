@@ -12,7 +12,7 @@ use crate::policy::Policy;
 use crate::telemetry;
 
 /// Never kept: what is meant for one connection, one user agent or one moment.
-const FORGOTTEN: [&str; 20] = [
+pub(crate) const FORGOTTEN: [&str; 20] = [
     "age",
     "alt-svc",
     "authentication-info",
@@ -35,35 +35,41 @@ const FORGOTTEN: [&str; 20] = [
     "x-request-id",
 ];
 
-fn is_forgotten(name: &HeaderName, named: &[&str]) -> bool {
+fn is_forgotten(name: &HeaderName, named: &[&str], policy: &Policy) -> bool {
     let ours = [REPLAYED, STATUS, CONFLICT, STORE];
     FORGOTTEN.contains(&name.as_str())
         // Which origin may read a reply depends on who asks now.
         || name.as_str().starts_with("access-control-")
         || ours.contains(name)
+        || *name == policy.replay_header
         || named.iter().any(|forgotten| name.as_str().eq_ignore_ascii_case(forgotten))
 }
 
-fn kept(headers: &HeaderMap) -> Fields {
+fn kept(headers: &HeaderMap, policy: &Policy) -> Fields {
     let mut named = Vec::new();
     for value in headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok()) {
         named.extend(value.split(',').map(str::trim));
     }
     let texts = headers.iter().map(|(name, value)| name.as_str().len() + value.len());
     let mut fields = Fields::with_capacity(headers.len(), texts.sum());
-    for (name, value) in headers.iter().filter(|(name, _)| !is_forgotten(name, &named)) {
+    for (name, value) in headers.iter().filter(|(name, _)| !is_forgotten(name, &named, policy)) {
         fields.push(name.as_str(), value.as_bytes());
     }
     fields
 }
 
 /// The reply of a whole response; without `body` it was too large.
-pub(crate) fn reply(parts: &Parts, body: Option<Vec<u8>>, trailers: Option<&HeaderMap>) -> Reply {
+pub(crate) fn reply(
+    parts: &Parts,
+    body: Option<&Bytes>,
+    trailers: Option<&HeaderMap>,
+    policy: &Policy,
+) -> Reply {
     Reply {
         status: parts.status.as_u16(),
-        headers: kept(&parts.headers),
-        body,
-        trailers: trailers.map(kept).unwrap_or_default(),
+        headers: kept(&parts.headers, policy),
+        body: body.map(|body| body.to_vec()),
+        trailers: trailers.map(|all| kept(all, policy)).unwrap_or_default(),
     }
 }
 
@@ -92,7 +98,7 @@ pub(crate) fn replay(reply: &Reply, policy: &Policy) -> Response<GateBody> {
     let headers = response.headers_mut();
     // Two of ours, and what a server adds.
     *headers = map(&reply.headers, 4);
-    headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    headers.insert(policy.replay_header.clone(), HeaderValue::from_static("true"));
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     telemetry::replayed();
     response
@@ -162,15 +168,21 @@ mod tests {
                 ("transfer-encoding", "chunked"),
                 ("access-control-allow-origin", "https://a"),
                 ("idempotent-replayed", "true"),
+                ("x-hit", "true"),
                 ("link", "</b>"),
             ],
         );
-        let kept = reply(&parts, Some(Vec::new()), None).headers;
+        let policy = Policy { replay_header: HeaderName::from_static("x-hit"), ..Policy::default() };
+        let trailers =
+            HeaderMap::from_iter([(policy.replay_header.clone(), HeaderValue::from_static("true"))]);
+
+        let reply = reply(&parts, Some(&Bytes::new()), Some(&trailers), &policy);
 
         assert_eq!(
-            kept,
+            reply.headers,
             Fields::from_iter([("location", &b"/orders/1"[..]), ("link", b"</a>"), ("link", b"</b>")])
         );
+        assert_eq!(reply.trailers, Fields::default());
     }
 
     #[test]

@@ -48,6 +48,7 @@ struct Changes {
     allow_unsafe_strategies: Option<bool>,
     mismatch_status: Option<u16>,
     replay_status: Option<u16>,
+    replay_header: Option<String>,
     methods: Option<Vec<String>>,
     required: Option<bool>,
     ttl: Option<String>,
@@ -150,6 +151,10 @@ impl Changes {
         self.apply_times(&mut policy, place)?;
         self.apply_choices(&mut policy, place)?;
         self.apply_statuses(&mut policy, place)?;
+        if let Some(name) = &self.replay_header {
+            let why = || refuse(format!("replay_header: {name:?} is no name of a header"));
+            policy.replay_header = name.parse().map_err(|_| why())?;
+        }
         policy.sliding = self.sliding.unwrap_or(policy.sliding);
         policy.atp_codes = self.atp_codes.unwrap_or(policy.atp_codes);
         policy.allow_unsafe_strategies =
@@ -317,7 +322,7 @@ mod tests {
                     atp_codes = false\nsliding = false\nrefuse_expired = \"7d\"\n\
                     [[route]]\nprefix = \"/quoted\"\nkey_syntax = \"quoted\"\nmismatch_status = 409\n\
                     [[route]]\nprefix = \"/bold\"\nstrategy = \"last-write-wins\"\nallow_unsafe_strategies = true\n\
-                    [[route]]\nprefix = \"/content\"\nstrategy = \"content-based\"\n";
+                    [[route]]\nprefix = \"/content\"\nstrategy = \"content-based\"\nreplay_header = \"X-Hit\"\n";
 
         let all = policies(text).unwrap();
 
@@ -333,6 +338,8 @@ mod tests {
         );
         assert_eq!(at("/bold", &all).strategy, Strategy::LastWriteWins);
         assert_eq!(at("/content", &all).strategy, Strategy::ContentBased);
+        assert_eq!(at("/content", &all).replay_header, "x-hit");
+        assert_eq!(at("/", &all).replay_header, "idempotent-replayed");
         assert_eq!(at("/", &all).strategy, Strategy::Strict);
         let (defaults, routes) =
             policies("[defaults]\nprofile = \"atp\"\n[[route]]\nprefix = \"/i\"\nprofile = \"ietf\"\n")
@@ -394,6 +401,8 @@ mod tests {
             ("[[route]]\nprefix = \"/x\"\nstrategy = \"warn-but-allow\"", "allow_unsafe_strategies"),
             ("[[route]]\nprefix = \"/x\"\nmismatch_status = 500", "500 is not 400 to 499"),
             ("[[route]]\nprefix = \"/x\"\nreplay_status = 42", "42 is not 200 to 299"),
+            ("[[route]]\nprefix = \"/x\"\nreplay_header = \"a b\"", "\"a b\" is no name of a header"),
+            ("[[route]]\nprefix = \"/x\"\nreplay_header = \"Set-Cookie\"", "marked by set-cookie"),
             ("[[route]]\nprefix = \"/x\"\n[[route]]\nprefix = \"//x\"", "another route"),
             ("[[route]]\nrequired = true", "prefix"),
             ("[routes]", "routes"),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::http::{Method, Request, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
 use axum::response::IntoResponse as _;
 use axum::routing::{any, post};
 use oncebox::Digest;
@@ -103,6 +103,37 @@ async fn what_a_handler_says_to_the_gate_no_client_hears() {
     let (app, _) = app(Policy::default(), StatusCode::OK);
     for sent in [Sent { key: None, ..ORDER }, Sent { method: Method::GET, ..ORDER }, ORDER, ORDER] {
         assert!(!send(&app, sent).await.headers().contains_key("idempotency-store"));
+    }
+}
+
+/// By whichever name: a client that sends it is not heard, and what a handler says by it is not kept.
+#[tokio::test]
+async fn replays_are_marked_by_the_header_of_the_policy_and_by_no_other() {
+    let echo = |headers: HeaderMap| async move {
+        let heard = ["x-hit", "idempotent-replayed"].map(|name| headers.contains_key(name));
+        ([("x-hit", "of the handler")], format!("{heard:?}"))
+    };
+    let claims = move |headers: HeaderMap, tx: Claimed<MemoryStore>| async move {
+        tx.seal(echo(headers).await.into_response()).await.map(Body::new)
+    };
+    let policy = Policy { replay_header: HeaderName::from_static("x-hit"), ..Policy::default() };
+    let gate = || Gate::new(MemoryStore::new()).policy(policy.clone()).unwrap();
+    let layered = Router::new().route("/", post(echo)).layer(gate().unscoped());
+    let claimed = Router::new().route("/", post(claims)).layer(gate().transactional().unscoped());
+
+    for app in [layered, claimed] {
+        let order = || {
+            let order = Request::post("/").header("idempotency-key", "k").header("x-hit", "true");
+            order.header("idempotent-replayed", "true").body(Body::empty()).unwrap()
+        };
+        let first = app.clone().call(order()).await.unwrap();
+        let again = app.clone().call(order()).await.unwrap();
+
+        assert_ne!(first.headers()["x-hit"], "true");
+        assert_eq!(again.headers().get_all("x-hit").iter().collect::<Vec<_>>(), ["true"]);
+        assert!(!again.headers().contains_key("idempotent-replayed"));
+        let heard = to_bytes(again.into_body(), 4096).await.unwrap();
+        assert_eq!(heard, "[false, false]", "what only the gate says nobody says to the handler");
     }
 }
 
