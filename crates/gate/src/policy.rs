@@ -136,6 +136,9 @@ pub struct Policy {
     pub max_request_body: usize,
     /// The largest reply body that is kept. 1 MiB.
     pub max_response_body: usize,
+    /// Whether replies are kept whole; otherwise only their status and `Location` are at rest in the store, and a copy
+    /// is told that the rest is gone, unless there was no body.
+    pub keep_bodies: bool,
     /// The most keys that one caller may have at a time; more are refused with 429. No limit unless chosen.
     pub max_keys: Option<usize>,
     /// The status for another request under a key: 422.
@@ -181,6 +184,7 @@ impl Policy {
             stall: Duration::from_secs(60),
             max_request_body: 1 << 20,
             max_response_body: 1 << 20,
+            keep_bodies: true,
             max_keys: None,
             mismatch_status: StatusCode::UNPROCESSABLE_ENTITY,
             replay_status: None,

@@ -45,6 +45,13 @@ fn is_forgotten(name: &HeaderName, named: &[&str], policy: &Policy) -> bool {
         || named.iter().any(|forgotten| name.as_str().eq_ignore_ascii_case(forgotten))
 }
 
+/// Which fields are kept where bodies are not: where the result is, and how a call of gRPC went.
+fn outline(headers: &HeaderMap, is_grpc: bool) -> Fields {
+    let kept: &[&str] = if is_grpc { &["content-type", "grpc-status", "location"] } else { &["location"] };
+    let fields = kept.iter().filter_map(|name| Some((*name, headers.get(*name)?.as_bytes())));
+    fields.collect()
+}
+
 fn kept(headers: &HeaderMap, policy: &Policy) -> Fields {
     let mut named = Vec::new();
     for value in headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok()) {
@@ -58,18 +65,22 @@ fn kept(headers: &HeaderMap, policy: &Policy) -> Fields {
     fields
 }
 
-/// The reply of a whole response; without `body` it was too large.
+/// What is kept of a whole response; without `body` it was too large.
 pub(crate) fn reply(
     parts: &Parts,
     body: Option<&Bytes>,
     trailers: Option<&HeaderMap>,
     policy: &Policy,
 ) -> Reply {
+    let is_grpc = is_grpc(&parts.headers);
+    let fields = |all: &HeaderMap| if policy.keep_bodies { kept(all, policy) } else { outline(all, is_grpc) };
+    let trailers = trailers.filter(|_| policy.keep_bodies || is_grpc);
     Reply {
         status: parts.status.as_u16(),
-        headers: kept(&parts.headers, policy),
-        body: body.map(|body| body.to_vec()),
-        trailers: trailers.map(|all| kept(all, policy)).unwrap_or_default(),
+        headers: fields(&parts.headers),
+        // Of no body all can be kept.
+        body: body.filter(|body| policy.keep_bodies || body.is_empty()).map(|body| body.to_vec()),
+        trailers: trailers.map(fields).unwrap_or_default(),
     }
 }
 
@@ -183,6 +194,46 @@ mod tests {
             Fields::from_iter([("location", &b"/orders/1"[..]), ("link", b"</a>"), ("link", b"</b>")])
         );
         assert_eq!(reply.trailers, Fields::default());
+    }
+
+    #[test]
+    fn where_bodies_are_not_kept_only_status_and_place_are() {
+        let policy = Policy { keep_bodies: false, ..Policy::default() };
+        let parts = parts(201, &[("location", "/orders/1"), ("etag", "1"), ("content-type", "text/plain")]);
+        let trailers = HeaderMap::from_iter(
+            ["x-sum", "location"].map(|name| (HeaderName::from_static(name), HeaderValue::from_static("1"))),
+        );
+        let place = Fields::from_iter([("location", &b"/orders/1"[..])]);
+
+        for (body, kept) in [(Some("secret"), None), (None, None), (Some(""), Some(Vec::new()))] {
+            let body = body.map(Bytes::from);
+            let reply = reply(&parts, body.as_ref(), Some(&trailers), &policy);
+
+            let expected = Reply { status: 201, headers: place.clone(), body: kept, ..Reply::default() };
+            assert_eq!(reply, expected, "{body:?}");
+        }
+    }
+
+    /// Its status is among its headers or its trailers, and would be lost with them.
+    #[test]
+    fn of_a_call_of_grpc_its_own_status_is_kept_too() {
+        let policy = Policy { keep_bodies: false, ..Policy::default() };
+        let grpc = |fields: &[_]| {
+            parts(200, &[&[("content-type", "application/grpc"), ("x-run", "1")], fields].concat())
+        };
+        let trailers = HeaderMap::from_iter(
+            [("grpc-status", "5"), ("grpc-message", "no such patient")]
+                .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))),
+        );
+        let at_once = grpc(&[("grpc-status", "5"), ("grpc-message", "no such patient")]);
+        let kind = ("content-type", &b"application/grpc"[..]);
+
+        let at_once = reply(&at_once, Some(&Bytes::new()), None, &policy);
+        let at_its_end = reply(&grpc(&[]), Some(&Bytes::new()), Some(&trailers), &policy);
+
+        assert_eq!(at_once.headers, Fields::from_iter([kind, ("grpc-status", b"5")]));
+        assert_eq!(at_its_end.headers, Fields::from_iter([kind]));
+        assert_eq!(at_its_end.trailers, Fields::from_iter([("grpc-status", &b"5"[..])]));
     }
 
     #[test]

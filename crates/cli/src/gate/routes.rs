@@ -67,6 +67,7 @@ struct Changes {
     key_per_route: Option<bool>,
     max_request_body: Option<usize>,
     max_response_body: Option<usize>,
+    keep_bodies: Option<bool>,
     max_keys: Option<usize>,
     docs: Option<String>,
     /// Whatever else stands there: a mistake.
@@ -165,6 +166,7 @@ impl Changes {
         policy.key_per_route = self.key_per_route.unwrap_or(policy.key_per_route);
         policy.max_request_body = self.max_request_body.unwrap_or(policy.max_request_body);
         policy.max_response_body = self.max_response_body.unwrap_or(policy.max_response_body);
+        policy.keep_bodies = self.keep_bodies.unwrap_or(policy.keep_bodies);
         policy.max_keys = self.max_keys.or(policy.max_keys);
         policy.docs = self.docs.clone().or(policy.docs);
         policy.check().map_err(|error| refuse(error.chain()))?;
@@ -350,7 +352,8 @@ mod tests {
     #[test]
     fn a_route_changes_what_it_says_and_nothing_else() {
         let text = "[defaults]\nttl = \"1h\"\n[[route]]\nprefix = \"/payments\"\nrequired = true\n\
-                    on_doubt = \"block\"\nwait = \"2s\"\nexcluded = [\"traceId\"]\nkeep = \"all\"\n";
+                    on_doubt = \"block\"\nwait = \"2s\"\nexcluded = [\"traceId\"]\nkeep = \"all\"\n\
+                    keep_bodies = false\n";
 
         let (defaults, routes) = policies(text).unwrap();
 
@@ -359,6 +362,7 @@ mod tests {
         assert_eq!((prefix.as_str(), payments.ttl), ("/payments", Duration::from_secs(3600)));
         assert_eq!(payments.required, payments.methods);
         assert_eq!(payments.on_doubt, OnDoubt::Block);
+        assert!(defaults.keep_bodies && !payments.keep_bodies);
         assert_eq!(payments.in_flight, InFlight::Wait(Duration::from_secs(2)));
         assert_eq!(
             (payments.excluded.as_slice(), format!("{:?}", payments.store).as_str()),

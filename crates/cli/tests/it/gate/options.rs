@@ -41,3 +41,33 @@ fn replays_may_be_marked_by_another_header() {
         "elsewhere it is free"
     );
 }
+
+/// Of the reply nothing is in the files of the database, which have it otherwise.
+#[test]
+fn replies_that_are_not_kept_are_not_at_rest() {
+    let Some(database) = Database::sqlite("replies_that_are_not_kept") else { return };
+    let database = database.migrated();
+    let (proxy, service) = behind("[[route]]\nprefix = \"/secret\"\nkeep_bodies = false\n", &database);
+    let order = |path: &str, key: &str, wish: &str| {
+        send(&proxy, path, &format!("idempotency-key: {key}\r\nx-fx: {wish}\r\n"), "{}")
+    };
+    let at_rest = |text: &str| {
+        let files = std::fs::read_dir(database.folder()).unwrap().map(|file| file.unwrap().path());
+        let is_there = |bytes: Vec<u8>| bytes.windows(text.len()).any(|window| window == text.as_bytes());
+        files.filter(|file| file.is_file()).any(|file| is_there(std::fs::read(file).unwrap()))
+    };
+
+    let first = order("/secret", "one", r#"{"multi":true}"#);
+    let (status, copy) = order("/secret", "one", r#"{"multi":true}"#);
+    assert!(first.1.contains("</first>") && first.1.contains(r#"{"n":"#), "{}", first.1);
+    assert_eq!((status, runs(&service.address, "case")), (409, 1), "{copy}");
+    assert!(copy.contains("response-not-retained") && copy.contains("\r\nlocation: /orders/"), "{copy}");
+    assert!(at_rest("/orders/") && !at_rest("</first>") && !at_rest(r#"{"n":"#));
+
+    for _ in 0..2 {
+        assert_eq!(order("/secret", "empty", r#"{"empty":true}"#).0, 204, "there is nothing to hide");
+    }
+    assert_eq!(runs(&service.address, "case"), 2);
+    order("/", "kept", r#"{"multi":true}"#);
+    assert!(at_rest("</first>") && at_rest(r#"{"n":"#), "where they are kept it is seen");
+}
