@@ -16,7 +16,7 @@
 //!
 //! # Layout, in reading order
 //!
-//! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options.
+//! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options; `rule`: what is made of them.
 //! - `service`: one request, from its `arrival`, with key and body, through the `entrance`, where the store is
 //!   asked, to its answer; `flight`: the run in between, which a client that hangs up does not end; `future`: what becomes of it then; `patience`: waiting.
 //! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of; `broom`: receipts whose time is over.
@@ -45,6 +45,7 @@ mod patience;
 pub mod policy;
 mod quota;
 mod record;
+mod rule;
 mod service;
 mod strays;
 mod telemetry;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Method, StatusCode};
-use oncebox_core::gate::{Durability, KeySyntax, OnDoubt};
+use oncebox_core::gate::{Durability, Excluded, KeySyntax, OnDoubt};
 use oncebox_core::{Error, Kind, Result};
 
 use crate::answer::REPLAYED;
@@ -126,7 +126,8 @@ pub struct Policy {
     pub fail_open: bool,
     /// Whether JSON is compared byte by byte, too.
     pub raw_fingerprint: bool,
-    /// Top-level members of a JSON body that are not compared.
+    /// Parts of a JSON body that are not compared: names of top-level members, in any case, and JSON pointers such as
+    /// `/meta/traceId` to a member or an element at any depth.
     pub excluded: Vec<String>,
     /// Whether each route has keys of its own; otherwise one used for another route is refused.
     pub key_per_route: bool,
@@ -274,6 +275,7 @@ impl Policy {
         if !self.mismatch_status.is_client_error() {
             return refuse("another request under a key is the client's error: mismatch_status must be 4xx");
         }
+        Excluded::new(&self.excluded)?;
         if !marker::is_free(&self.replay_header) {
             return refuse(&format!(
                 "replays cannot be marked by {}, which means something else",
@@ -318,6 +320,7 @@ mod tests {
             Policy { methods: vec![Method::GET], ..Policy::default() },
             Policy { methods: vec![Method::POST], required: vec![Method::PUT], ..Policy::default() },
             Policy { mismatch_status: StatusCode::OK, ..Policy::default() },
+            Policy { excluded: vec!["/meta/~traceId".into()], ..Policy::default() },
             Policy { replay_header: http::header::LOCATION, ..Policy::default() },
         ];
         for policy in nonsense {

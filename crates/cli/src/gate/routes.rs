@@ -405,6 +405,7 @@ mod tests {
             ("[[route]]\nprefix = \"/x\"\nstrategy = \"warn-but-allow\"", "allow_unsafe_strategies"),
             ("[[route]]\nprefix = \"/x\"\nmismatch_status = 500", "500 is not 400 to 499"),
             ("[[route]]\nprefix = \"/x\"\nreplay_status = 42", "42 is not 200 to 299"),
+            ("[[route]]\nprefix = \"/x\"\nexcluded = [\"/a~2\"]", "\"/a~2\" is no JSON pointer"),
             ("[[route]]\nprefix = \"/x\"\nreplay_header = \"a b\"", "\"a b\" is no name of a header"),
             ("[[route]]\nprefix = \"/x\"\nreplay_header = \"Set-Cookie\"", "marked by set-cookie"),
             ("[[route]]\nprefix = \"/x\"\n[[route]]\nprefix = \"//x\"", "another route"),

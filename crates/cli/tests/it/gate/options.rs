@@ -71,3 +71,19 @@ fn replies_that_are_not_kept_are_not_at_rest() {
     order("/", "kept", r#"{"multi":true}"#);
     assert!(at_rest("</first>") && at_rest(r#"{"n":"#), "where they are kept it is seen");
 }
+
+#[test]
+fn what_a_pointer_leads_to_may_differ() {
+    let Some(database) = Database::sqlite("what_a_pointer_leads_to") else { return };
+    let database = database.migrated();
+    let routes = "[[route]]\nprefix = \"/orders\"\nexcluded = [\"/meta/traceId\"]\n";
+    let (proxy, service) = behind(routes, &database);
+    let order = |path: &str, trace: u8| {
+        let body = format!("{{\"meta\":{{\"traceId\":{trace}}}}}");
+        send(&proxy, path, &format!("idempotency-key: {path}\r\n"), &body).0
+    };
+
+    assert_eq!([order("/orders", 1), order("/orders", 2)], [201, 201]);
+    assert_eq!(runs(&service.address, "case"), 1);
+    assert_eq!([order("/others", 1), order("/others", 2)], [201, 422], "where it is not excluded");
+}

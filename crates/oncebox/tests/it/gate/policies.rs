@@ -170,6 +170,27 @@ async fn routes_may_have_keys_of_their_own_and_insist_on_quotes() {
 }
 
 #[tokio::test]
+async fn what_a_pointer_leads_to_may_differ_and_nothing_else() {
+    let excluded = ["/meta/traceId", "/items/0/at", "/path~1to"].map(str::to_owned).to_vec();
+    let (app, runs) = app(Policy { excluded, ..Policy::default() }, StatusCode::OK);
+    let first = br#"{"meta":{"traceId":1,"user":1},"items":[{"at":1},{"at":1}],"path/to":1}"#;
+    let cases: [(&[u8], u16); 5] = [
+        (br#"{"items":[{"at":2},{"at":1}],"meta":{"user":1,"traceId":{"a":2}},"path/to":2}"#, 200),
+        (br#"{"meta":{"user":1},"items":[{},{"at":1}]}"#, 200),
+        (br#"{"meta":{"traceId":1,"user":1},"items":[{"at":1},{"at":2}],"path/to":1}"#, 422),
+        (br#"{"meta":{"traceid":1,"user":1},"items":[{"at":1},{"at":1}]}"#, 422),
+        (br#"{"meta":{"traceId":1,"user":2},"items":[{"at":1},{"at":1}]}"#, 422),
+    ];
+
+    assert_eq!(status(&app, Sent { body: first, ..ORDER }).await, 200);
+    for (body, expected) in cases {
+        let text = String::from_utf8_lossy(body);
+        assert_eq!(status(&app, Sent { body, ..ORDER }).await, expected, "{text}");
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
 async fn a_key_of_a_content_is_that_of_the_body_however_its_json_is_written() {
     let body = br#"{ "b": 1, "a": 2 }"#;
     let of_the_bytes = format!("content:{}", Digest::of(body));
