@@ -15,7 +15,7 @@ use crate::grpc::Refusal;
 use crate::policy::Policy;
 use crate::telemetry;
 
-/// Marks a replayed reply.
+/// Marks a replayed reply, unless a policy has another name for it.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// Marks a reply that nothing protects.
 pub(crate) const STATUS: HeaderName = HeaderName::from_static("idempotency-status");
@@ -56,7 +56,7 @@ pub enum Problem {
     },
     /// The first request may or may not have taken effect.
     OutcomeUnknown,
-    /// The first request was answered, but its reply was too large to keep.
+    /// The first request was answered, but its reply was not kept: it was too large, or the policy keeps none.
     NotRetained {
         /// What it was answered with.
         status: u16,
@@ -120,7 +120,7 @@ impl Problem {
             Self::TooManyKeys => (StatusCode::TOO_MANY_REQUESTS, "too-many-keys", "Too many keys are in use"),
             Self::OutcomeUnknown => (StatusCode::CONFLICT, "outcome-unknown", "The outcome is unknown"),
             Self::NotRetained { .. } => {
-                (StatusCode::CONFLICT, "response-not-retained", "The reply was too large to keep")
+                (StatusCode::CONFLICT, "response-not-retained", "The reply was not kept")
             }
             Self::BodyTooLarge { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large")
@@ -178,7 +178,7 @@ impl Problem {
                     .into()
             }
             Self::NotRetained { status, .. } => {
-                format!("The request took effect and was answered with {status}; it was not run again.")
+                format!("The request was answered with {status}. That reply was not kept, and the request was not run again.")
             }
             Self::BodyTooLarge { limit } => {
                 format!("With an Idempotency-Key the body may have {limit} bytes, as it must be compared.")

@@ -17,6 +17,7 @@ use crate::entrance::Entrance;
 use crate::gate::Inner;
 use crate::keys;
 use crate::policy::{Policy, Strategy};
+use crate::rule::Rule;
 use crate::service::{IdempotencyKey, Visitor};
 
 /// The header that carries the key.
@@ -35,7 +36,7 @@ pub(crate) enum Way<S, B> {
 /// A request with a key, of which the body is yet to come.
 pub(crate) struct Arrival<S, B> {
     gate: Arc<Inner<S>>,
-    policy: Arc<Policy>,
+    rule: Arc<Rule>,
     key: RequestKey,
     caller: Caller,
     parts: Parts,
@@ -50,14 +51,16 @@ where
 {
     /// Reads key and caller.
     pub(crate) fn look(gate: &Arc<Inner<S>>, mut request: Request<B>) -> Way<S, B> {
+        let rule = gate.rule(request.uri().path());
+        let policy = &rule.policy;
         // What only we say, nobody says to us. Hardly anybody tries, and to look each of these up takes longer.
-        let is_ours = |name: &HeaderName| [REPLAYED, STATUS, CONFLICT].contains(name);
+        let marker = &policy.replay_header;
+        let is_ours = |name: &HeaderName| name == marker || [REPLAYED, STATUS, CONFLICT].contains(name);
         if request.headers().keys().any(is_ours) {
-            for ours in [REPLAYED, STATUS, CONFLICT] {
+            for ours in [marker, &REPLAYED, &STATUS, &CONFLICT] {
                 request.headers_mut().remove(ours);
             }
         }
-        let policy = gate.policy(request.uri().path());
         if !policy.methods.contains(request.method()) || is_other_protocol(&request) {
             return Way::Past(request);
         }
@@ -79,8 +82,8 @@ where
                 Problem::BodyTooLarge { limit: policy.max_request_body }
             }
             Some(caller) => {
-                let (gate, policy) = (Arc::clone(gate), Arc::clone(policy));
-                return Way::In(Box::new(Self { gate, policy, key, caller, parts, body: Some(body) }));
+                let (gate, rule) = (Arc::clone(gate), Arc::clone(rule));
+                return Way::In(Box::new(Self { gate, rule, key, caller, parts, body: Some(body) }));
             }
         };
         Way::Refused(problem.answer(policy))
@@ -89,36 +92,39 @@ where
     /// Reads the whole body, before anything is admitted: a client that does
     /// not finish its request has not made one.
     pub(crate) async fn enter(mut self: Box<Self>) -> Result<Box<Visitor<S>>, Response<GateBody>> {
-        let (body, policy) = (self.body.take(), Arc::clone(&self.policy));
-        let limit = policy.max_request_body;
-        let gathered = match body {
-            Some(body) => body::gather(body, policy.stall, limit).await,
+        let (limit, stall) = (self.rule.policy.max_request_body, self.rule.policy.stall);
+        let gathered = match self.body.take() {
+            Some(body) => body::gather(body, stall, limit).await,
             None => Err(Gap::Broken),
         };
-        let known = match gathered {
-            Ok(gathered) => self.know(gathered.data),
-            Err(Gap::TooLarge) => Err(Problem::BodyTooLarge { limit }),
-            Err(Gap::Broken) => Err(Problem::BodyBroken),
+        let problem = match gathered {
+            Ok(gathered) if self.is_mislabelled(&gathered.data) => Problem::KeyNotOfContent,
+            Ok(gathered) => return Ok(self.know(gathered.data)),
+            Err(Gap::TooLarge) => Problem::BodyTooLarge { limit },
+            Err(Gap::Broken) => Problem::BodyBroken,
         };
-        known.map_err(|problem| problem.answer(&policy))
+        Err(problem.answer(&self.rule.policy))
     }
 
-    fn know(self, body: Bytes) -> Result<Box<Visitor<S>>, Problem> {
-        let Self { gate, policy, key, caller, parts, .. } = self;
-        if policy.strategy == Strategy::ContentBased && !is_of_content(&key, &body) {
-            return Err(Problem::KeyNotOfContent);
-        }
+    /// Whether the key claims a content that the body does not have.
+    fn is_mislabelled(&self, body: &[u8]) -> bool {
+        self.rule.policy.strategy == Strategy::ContentBased && !is_of_content(&self.key, body)
+    }
+
+    fn know(self, body: Bytes) -> Box<Visitor<S>> {
+        let Self { gate, rule, key, caller, parts, .. } = self;
+        let policy = Arc::clone(&rule.policy);
         let route = if policy.key_per_route {
             format!("{} {}", parts.method, parts.uri.path())
         } else {
             String::new()
         };
         let receipt = gate.keys.make(&caller, &route, &key);
-        let fingerprint = gate.keys.print(&fingerprint(&parts, &body, &policy));
+        let fingerprint = gate.keys.print(&fingerprint(&parts, &body, &rule));
         let admit = admit_request(receipt, gate.tokens.draw(), fingerprint, &policy);
         let key = IdempotencyKey { key, receipt, keys: Arc::clone(&gate.keys) };
         let asked = gate.cache.now();
-        Ok(Box::new(Visitor { parts, body, key, entrance: Entrance { gate, policy, admit, asked } }))
+        Box::new(Visitor { parts, body, key, entrance: Entrance { gate, policy, admit, asked } })
     }
 }
 
@@ -136,7 +142,7 @@ fn is_of_content(key: &RequestKey, body: &[u8]) -> bool {
     key.content().is_none_or(|hash| keys::content_hashes(body).any(|of_body| hash == of_body))
 }
 
-fn fingerprint(request: &Parts, body: &[u8], policy: &Policy) -> Fingerprint {
+fn fingerprint(request: &Parts, body: &[u8], rule: &Rule) -> Fingerprint {
     let request = oncebox_core::gate::Request {
         method: request.method.as_str(),
         path: request.uri.path(),
@@ -144,10 +150,10 @@ fn fingerprint(request: &Parts, body: &[u8], policy: &Policy) -> Fingerprint {
         content_type: request.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()),
         body,
     };
-    if policy.raw_fingerprint {
+    if rule.policy.raw_fingerprint {
         Fingerprint::raw(&request)
     } else {
-        Fingerprint::of(&request, &policy.excluded)
+        Fingerprint::of(&request, &rule.excluded)
     }
 }
 

@@ -230,8 +230,8 @@ impl<S: Receipts> Claimed<S> {
         let data = collected.to_bytes();
         self.claim.fate.note(Fate::SEALED);
         if record::is_kept(&parts, trailers.as_ref(), policy) {
-            let kept = Some(data.to_vec()).filter(|data| data.len() <= policy.max_response_body);
-            let reply = record::reply(&parts, kept, trailers.as_ref());
+            let kept = Some(&data).filter(|data| data.len() <= policy.max_response_body);
+            let reply = record::reply(&parts, kept, trailers.as_ref(), policy);
             if let Err(instead) = self.commit(reply).await {
                 return instead;
             }

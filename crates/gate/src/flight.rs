@@ -203,7 +203,7 @@ impl<S: Receipts> Flight<S> {
         if record::is_grpc(&parts.headers) && !record::is_kept(parts, trailers, &self.policy) {
             return self.withdraw().await;
         }
-        let reply = record::reply(parts, body.map(|body| body.to_vec()), trailers);
+        let reply = record::reply(parts, body, trailers, &self.policy);
         let late = |_| Err(Error::new(Kind::Unavailable, "the store did not answer"));
         let sealed = within(PATIENCE, self.gate.store.seal(&self.pass, &reply)).await;
         match sealed.unwrap_or_else(late) {

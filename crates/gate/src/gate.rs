@@ -18,6 +18,7 @@ use crate::cache::Cache;
 use crate::heart::Heart;
 use crate::policy::{Policy, Strategy};
 use crate::quota::Quota;
+use crate::rule::Rule;
 use crate::service::GateService;
 use crate::strays::Strays;
 
@@ -32,8 +33,8 @@ type Scope = dyn Fn(&Parts) -> Option<Caller> + Send + Sync;
 /// A gate in the making: it needs to know whose keys it sees.
 pub struct GateBuilder<S> {
     store: S,
-    policy: Policy,
-    routes: Vec<(String, Arc<Policy>)>,
+    rule: Arc<Rule>,
+    routes: Vec<(String, Arc<Rule>)>,
     secret: Vec<u8>,
     is_transactional: bool,
     cache: usize,
@@ -47,8 +48,7 @@ impl<S: Receipts> GateBuilder<S> {
     /// # Errors
     /// [`Kind::Config`](oncebox_core::Kind::Config) with what is unsafe about them.
     pub fn policy(mut self, policy: Policy) -> Result<Self> {
-        policy.check()?;
-        self.policy = policy;
+        self.rule = Arc::new(Rule::new(policy)?);
         Ok(self)
     }
 
@@ -58,8 +58,7 @@ impl<S: Receipts> GateBuilder<S> {
     /// # Errors
     /// As [`policy`](Self::policy).
     pub fn route(mut self, prefix: &str, policy: Policy) -> Result<Self> {
-        policy.check()?;
-        self.routes.push((plain(prefix).into_owned(), Arc::new(policy)));
+        self.routes.push((plain(prefix).into_owned(), Arc::new(Rule::new(policy)?)));
         self.routes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
         Ok(self)
     }
@@ -107,9 +106,9 @@ impl<S: Receipts> GateBuilder<S> {
     /// A reply that another request may replace is not one to remember, and a
     /// route on which the last write wins may replace those of all who share its keys.
     fn cache_size(&self) -> usize {
-        let policies = self.routes.iter().map(|(_, policy)| &**policy).chain([&self.policy]);
-        let replaces = policies
-            .into_iter()
+        let rules = self.routes.iter().map(|(_, rule)| rule).chain([&self.rule]);
+        let replaces = rules
+            .map(|rule| &rule.policy)
             .any(|policy| policy.strategy == Strategy::LastWriteWins && !policy.key_per_route);
         if replaces || S::IN_MEMORY { 0 } else { self.cache }
     }
@@ -120,7 +119,7 @@ impl<S: Receipts> GateBuilder<S> {
     pub fn scope(self, scope: impl Fn(&Parts) -> Option<Caller> + Send + Sync + 'static) -> Gate<S> {
         Gate(Arc::new(Inner {
             cache: Cache::new(self.cache_size()),
-            policy: Arc::new(self.policy),
+            rule: self.rule,
             routes: self.routes,
             keys: Arc::new(KeyMaker::new(&self.secret)),
             tokens: Tokens::default(),
@@ -150,8 +149,8 @@ pub struct Gate<S>(pub(crate) Arc<Inner<S>>);
 
 pub(crate) struct Inner<S> {
     pub(crate) store: S,
-    policy: Arc<Policy>,
-    routes: Vec<(String, Arc<Policy>)>,
+    rule: Arc<Rule>,
+    routes: Vec<(String, Arc<Rule>)>,
     pub(crate) keys: Arc<KeyMaker>,
     pub(crate) tokens: Tokens,
     pub(crate) scope: Box<Scope>,
@@ -174,7 +173,7 @@ impl<S: Receipts> Gate<S> {
     pub fn new(store: S) -> GateBuilder<S> {
         GateBuilder {
             store,
-            policy: Policy::default(),
+            rule: Arc::default(),
             routes: Vec::new(),
             secret: Vec::new(),
             is_transactional: false,
@@ -209,13 +208,13 @@ impl<S: Receipts> Gate<S> {
 }
 
 impl<S> Inner<S> {
-    pub(crate) fn policy(&self, path: &str) -> &Arc<Policy> {
+    pub(crate) fn rule(&self, path: &str) -> &Arc<Rule> {
         if self.routes.is_empty() {
-            return &self.policy;
+            return &self.rule;
         }
         let path = plain(path);
         let route = self.routes.iter().find(|(prefix, _)| path.starts_with(prefix.as_str()));
-        route.map_or(&self.policy, |(_, policy)| policy)
+        route.map_or(&self.rule, |(_, rule)| rule)
     }
 }
 
@@ -227,7 +226,7 @@ impl<S> Clone for Gate<S> {
 
 impl<S> fmt::Debug for Gate<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("policy", &self.0.policy).finish_non_exhaustive()
+        f.debug_struct("Gate").field("policy", &self.0.rule.policy).finish_non_exhaustive()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Keys for clients: how to make good ones.
 
 use oncebox_core::Digest;
-use oncebox_core::gate::json;
+use oncebox_core::gate::{Excluded, json};
 
 /// A key that nobody has used before and nobody can guess: a UUID of version
 /// 7, so that keys made later sort later.
@@ -44,7 +44,7 @@ pub fn atp_of_content(tenant: &str, body: &[u8]) -> String {
 /// The hashes that a key may name: SHA-256 of the bytes as they are, and, of JSON, of its form without spaces, with
 /// sorted members.
 pub(crate) fn content_hashes(body: &[u8]) -> impl DoubleEndedIterator<Item = String> {
-    let form = json::canonical(body, &[]);
+    let form = json::canonical(body, &Excluded::default());
     [Some(Digest::of(body)), form.map(|form| Digest::of(&form))]
         .into_iter()
         .flatten()

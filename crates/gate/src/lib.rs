@@ -16,11 +16,11 @@
 //!
 //! # Layout, in reading order
 //!
-//! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options.
+//! - [`gate`](Gate): the layer and what it is made of; [`policy`]: its options; `rule`: what is made of them.
 //! - `service`: one request, from its `arrival`, with key and body, through the `entrance`, where the store is
 //!   asked, to its answer; `flight`: the run in between, which a client that hangs up does not end; `future`: what becomes of it then; `patience`: waiting.
 //! - `heart`: leases of those that run long; `strays`: admissions that nobody heard of; `broom`: receipts whose time is over.
-//! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `answer`: what the gate itself says, and `grpc`: how it says that to a gRPC call.
+//! - `quota`: how many keys a caller may have. `cache`: replies that need no question. `record`: what is kept of a reply; `marker`: what a replay is marked by; `answer`: what the gate itself says, and `grpc`: how it says that to a gRPC call.
 //! - [`claim`]: keys that are claimed and sealed in the handler's own transaction.
 //! - `extract`: the same for axum. [`carry`]: what messages inherit from a request.
 
@@ -40,10 +40,12 @@ mod gate;
 mod grpc;
 mod heart;
 pub mod keys;
+mod marker;
 mod patience;
 pub mod policy;
 mod quota;
 mod record;
+mod rule;
 mod service;
 mod strays;
 mod telemetry;

@@ -4,9 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, StatusCode};
-use oncebox_core::gate::{Durability, KeySyntax, OnDoubt};
+use http::{HeaderName, Method, StatusCode};
+use oncebox_core::gate::{Durability, Excluded, KeySyntax, OnDoubt};
 use oncebox_core::{Error, Kind, Result};
+
+use crate::answer::REPLAYED;
+use crate::marker;
 
 /// Clocks can count that far.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -123,7 +126,8 @@ pub struct Policy {
     pub fail_open: bool,
     /// Whether JSON is compared byte by byte, too.
     pub raw_fingerprint: bool,
-    /// Top-level members of a JSON body that are not compared.
+    /// Parts of a JSON body that are not compared: names of top-level members, in any case, and JSON pointers such as
+    /// `/meta/traceId` to a member or an element at any depth.
     pub excluded: Vec<String>,
     /// Whether each route has keys of its own; otherwise one used for another route is refused.
     pub key_per_route: bool,
@@ -133,12 +137,17 @@ pub struct Policy {
     pub max_request_body: usize,
     /// The largest reply body that is kept. 1 MiB.
     pub max_response_body: usize,
+    /// Whether replies are kept whole; otherwise only their status and `Location` are at rest in the store, and a copy
+    /// is told that the rest is gone, unless there was no body.
+    pub keep_bodies: bool,
     /// The most keys that one caller may have at a time; more are refused with 429. No limit unless chosen.
     pub max_keys: Option<usize>,
     /// The status for another request under a key: 422.
     pub mismatch_status: StatusCode,
     /// The status of a replayed success; the original one if there is none.
     pub replay_status: Option<StatusCode>,
+    /// The header that marks replays: `Idempotent-Replayed`. Nobody else is believed who sends it.
+    pub replay_header: HeaderName,
     /// Whether refusals have the codes of the profile `atp`: `IdempotencyKeyRequired`, `IdempotencyConflict`.
     pub atp_codes: bool,
     /// Where clients can read about all this; linked in refusals.
@@ -176,9 +185,11 @@ impl Policy {
             stall: Duration::from_secs(60),
             max_request_body: 1 << 20,
             max_response_body: 1 << 20,
+            keep_bodies: true,
             max_keys: None,
             mismatch_status: StatusCode::UNPROCESSABLE_ENTITY,
             replay_status: None,
+            replay_header: REPLAYED,
             atp_codes: false,
             docs: None,
         };
@@ -264,6 +275,13 @@ impl Policy {
         if !self.mismatch_status.is_client_error() {
             return refuse("another request under a key is the client's error: mismatch_status must be 4xx");
         }
+        Excluded::new(&self.excluded)?;
+        if !marker::is_free(&self.replay_header) {
+            return refuse(&format!(
+                "replays cannot be marked by {}, which means something else",
+                self.replay_header
+            ));
+        }
         Ok(())
     }
 }
@@ -302,6 +320,8 @@ mod tests {
             Policy { methods: vec![Method::GET], ..Policy::default() },
             Policy { methods: vec![Method::POST], required: vec![Method::PUT], ..Policy::default() },
             Policy { mismatch_status: StatusCode::OK, ..Policy::default() },
+            Policy { excluded: vec!["/meta/~traceId".into()], ..Policy::default() },
+            Policy { replay_header: http::header::LOCATION, ..Policy::default() },
         ];
         for policy in nonsense {
             assert_eq!(policy.check().unwrap_err().kind(), Kind::Config, "{policy:?}");

@@ -12,7 +12,7 @@ use crate::policy::Policy;
 use crate::telemetry;
 
 /// Never kept: what is meant for one connection, one user agent or one moment.
-const FORGOTTEN: [&str; 20] = [
+pub(crate) const FORGOTTEN: [&str; 20] = [
     "age",
     "alt-svc",
     "authentication-info",
@@ -35,35 +35,52 @@ const FORGOTTEN: [&str; 20] = [
     "x-request-id",
 ];
 
-fn is_forgotten(name: &HeaderName, named: &[&str]) -> bool {
+fn is_forgotten(name: &HeaderName, named: &[&str], policy: &Policy) -> bool {
     let ours = [REPLAYED, STATUS, CONFLICT, STORE];
     FORGOTTEN.contains(&name.as_str())
         // Which origin may read a reply depends on who asks now.
         || name.as_str().starts_with("access-control-")
         || ours.contains(name)
+        || *name == policy.replay_header
         || named.iter().any(|forgotten| name.as_str().eq_ignore_ascii_case(forgotten))
 }
 
-fn kept(headers: &HeaderMap) -> Fields {
+/// Which fields are kept where bodies are not: where the result is, and how a call of gRPC went.
+fn outline(headers: &HeaderMap, is_grpc: bool) -> Fields {
+    let kept: &[&str] = if is_grpc { &["content-type", "grpc-status", "location"] } else { &["location"] };
+    let fields = kept.iter().filter_map(|name| Some((*name, headers.get(*name)?.as_bytes())));
+    fields.collect()
+}
+
+fn kept(headers: &HeaderMap, policy: &Policy) -> Fields {
     let mut named = Vec::new();
     for value in headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok()) {
         named.extend(value.split(',').map(str::trim));
     }
     let texts = headers.iter().map(|(name, value)| name.as_str().len() + value.len());
     let mut fields = Fields::with_capacity(headers.len(), texts.sum());
-    for (name, value) in headers.iter().filter(|(name, _)| !is_forgotten(name, &named)) {
+    for (name, value) in headers.iter().filter(|(name, _)| !is_forgotten(name, &named, policy)) {
         fields.push(name.as_str(), value.as_bytes());
     }
     fields
 }
 
-/// The reply of a whole response; without `body` it was too large.
-pub(crate) fn reply(parts: &Parts, body: Option<Vec<u8>>, trailers: Option<&HeaderMap>) -> Reply {
+/// What is kept of a whole response; without `body` it was too large.
+pub(crate) fn reply(
+    parts: &Parts,
+    body: Option<&Bytes>,
+    trailers: Option<&HeaderMap>,
+    policy: &Policy,
+) -> Reply {
+    let is_grpc = is_grpc(&parts.headers);
+    let fields = |all: &HeaderMap| if policy.keep_bodies { kept(all, policy) } else { outline(all, is_grpc) };
+    let trailers = trailers.filter(|_| policy.keep_bodies || is_grpc);
     Reply {
         status: parts.status.as_u16(),
-        headers: kept(&parts.headers),
-        body,
-        trailers: trailers.map(kept).unwrap_or_default(),
+        headers: fields(&parts.headers),
+        // Of no body all can be kept.
+        body: body.filter(|body| policy.keep_bodies || body.is_empty()).map(|body| body.to_vec()),
+        trailers: trailers.map(fields).unwrap_or_default(),
     }
 }
 
@@ -92,7 +109,7 @@ pub(crate) fn replay(reply: &Reply, policy: &Policy) -> Response<GateBody> {
     let headers = response.headers_mut();
     // Two of ours, and what a server adds.
     *headers = map(&reply.headers, 4);
-    headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    headers.insert(policy.replay_header.clone(), HeaderValue::from_static("true"));
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     telemetry::replayed();
     response
@@ -162,15 +179,61 @@ mod tests {
                 ("transfer-encoding", "chunked"),
                 ("access-control-allow-origin", "https://a"),
                 ("idempotent-replayed", "true"),
+                ("x-hit", "true"),
                 ("link", "</b>"),
             ],
         );
-        let kept = reply(&parts, Some(Vec::new()), None).headers;
+        let policy = Policy { replay_header: HeaderName::from_static("x-hit"), ..Policy::default() };
+        let trailers =
+            HeaderMap::from_iter([(policy.replay_header.clone(), HeaderValue::from_static("true"))]);
+
+        let reply = reply(&parts, Some(&Bytes::new()), Some(&trailers), &policy);
 
         assert_eq!(
-            kept,
+            reply.headers,
             Fields::from_iter([("location", &b"/orders/1"[..]), ("link", b"</a>"), ("link", b"</b>")])
         );
+        assert_eq!(reply.trailers, Fields::default());
+    }
+
+    #[test]
+    fn where_bodies_are_not_kept_only_status_and_place_are() {
+        let policy = Policy { keep_bodies: false, ..Policy::default() };
+        let parts = parts(201, &[("location", "/orders/1"), ("etag", "1"), ("content-type", "text/plain")]);
+        let trailers = HeaderMap::from_iter(
+            ["x-sum", "location"].map(|name| (HeaderName::from_static(name), HeaderValue::from_static("1"))),
+        );
+        let place = Fields::from_iter([("location", &b"/orders/1"[..])]);
+
+        for (body, kept) in [(Some("secret"), None), (None, None), (Some(""), Some(Vec::new()))] {
+            let body = body.map(Bytes::from);
+            let reply = reply(&parts, body.as_ref(), Some(&trailers), &policy);
+
+            let expected = Reply { status: 201, headers: place.clone(), body: kept, ..Reply::default() };
+            assert_eq!(reply, expected, "{body:?}");
+        }
+    }
+
+    /// Its status is among its headers or its trailers, and would be lost with them.
+    #[test]
+    fn of_a_call_of_grpc_its_own_status_is_kept_too() {
+        let policy = Policy { keep_bodies: false, ..Policy::default() };
+        let grpc = |fields: &[_]| {
+            parts(200, &[&[("content-type", "application/grpc"), ("x-run", "1")], fields].concat())
+        };
+        let trailers = HeaderMap::from_iter(
+            [("grpc-status", "5"), ("grpc-message", "no such patient")]
+                .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))),
+        );
+        let at_once = grpc(&[("grpc-status", "5"), ("grpc-message", "no such patient")]);
+        let kind = ("content-type", &b"application/grpc"[..]);
+
+        let at_once = reply(&at_once, Some(&Bytes::new()), None, &policy);
+        let at_its_end = reply(&grpc(&[]), Some(&Bytes::new()), Some(&trailers), &policy);
+
+        assert_eq!(at_once.headers, Fields::from_iter([kind, ("grpc-status", b"5")]));
+        assert_eq!(at_its_end.headers, Fields::from_iter([kind]));
+        assert_eq!(at_its_end.trailers, Fields::from_iter([("grpc-status", &b"5"[..])]));
     }
 
     #[test]

@@ -164,6 +164,17 @@ impl ProxyArgs {
         }
     }
 
+    /// What marks replays is taken away from requests, so it cannot tell who sends them.
+    fn check_marker(&self, policy: &Policy) -> Result<(), Fault> {
+        let (marker, tenant) = (policy.replay_header.as_str(), self.tenant_header.as_deref());
+        let mut names = tenant.into_iter().chain([self.principal_header.as_str()]);
+        if names.any(|name| name.eq_ignore_ascii_case(marker)) {
+            let why = format!("replay_header: {marker} tells callers apart, and cannot mark replays, too");
+            return Err(Fault::new(Class::Config, why));
+        }
+        Ok(())
+    }
+
     fn gate<S: ReceiptsSeam>(&self, store: S) -> Result<Gate<S>, Fault> {
         let file = self.routes.as_deref().map(RoutesFile::read).transpose()?.unwrap_or_default();
         let (policy, mut routes) = file.policies(self.profile, |profile| self.policy(profile))?;
@@ -172,6 +183,9 @@ impl ProxyArgs {
                 return Err(Fault::new(Class::Input, format!("--require {prefix}: a prefix begins with /")));
             }
             routes::require(prefix, &policy, &mut routes);
+        }
+        for policy in routes.iter().map(|(_, policy)| policy).chain([&policy]) {
+            self.check_marker(policy)?;
         }
         let mut gate = Gate::new(store).cache(self.cache).secret(self.secret.as_bytes()).policy(policy)?;
         for (prefix, policy) in routes {
@@ -251,5 +265,34 @@ pub(super) async fn stopped() {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use oncebox_flow::memory::MemoryStore;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ProxyArgs,
+    }
+
+    fn refused(own: &[&str]) -> Option<String> {
+        let needed = ["gate", "--listen", "127.0.0.1:0", "--upstream", "http://x", "--db", "memory"];
+        let line = Line::parse_from([&needed, own].concat());
+        line.args.gate(MemoryStore::new()).err().map(|fault| fault.message().to_owned())
+    }
+
+    #[test]
+    fn what_marks_replays_cannot_tell_callers_apart() {
+        for flag in ["--principal-header", "--tenant-header"] {
+            let why = refused(&[flag, "Idempotent-Replayed"]).expect(flag);
+            assert!(why.contains("idempotent-replayed tells callers apart"), "{why}");
+            assert_eq!(refused(&[flag, "x-user"]), None);
+        }
     }
 }

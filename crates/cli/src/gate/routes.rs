@@ -48,6 +48,7 @@ struct Changes {
     allow_unsafe_strategies: Option<bool>,
     mismatch_status: Option<u16>,
     replay_status: Option<u16>,
+    replay_header: Option<String>,
     methods: Option<Vec<String>>,
     required: Option<bool>,
     ttl: Option<String>,
@@ -66,6 +67,7 @@ struct Changes {
     key_per_route: Option<bool>,
     max_request_body: Option<usize>,
     max_response_body: Option<usize>,
+    keep_bodies: Option<bool>,
     max_keys: Option<usize>,
     docs: Option<String>,
     /// Whatever else stands there: a mistake.
@@ -150,6 +152,10 @@ impl Changes {
         self.apply_times(&mut policy, place)?;
         self.apply_choices(&mut policy, place)?;
         self.apply_statuses(&mut policy, place)?;
+        if let Some(name) = &self.replay_header {
+            let why = || refuse(format!("replay_header: {name:?} is no name of a header"));
+            policy.replay_header = name.parse().map_err(|_| why())?;
+        }
         policy.sliding = self.sliding.unwrap_or(policy.sliding);
         policy.atp_codes = self.atp_codes.unwrap_or(policy.atp_codes);
         policy.allow_unsafe_strategies =
@@ -160,6 +166,7 @@ impl Changes {
         policy.key_per_route = self.key_per_route.unwrap_or(policy.key_per_route);
         policy.max_request_body = self.max_request_body.unwrap_or(policy.max_request_body);
         policy.max_response_body = self.max_response_body.unwrap_or(policy.max_response_body);
+        policy.keep_bodies = self.keep_bodies.unwrap_or(policy.keep_bodies);
         policy.max_keys = self.max_keys.or(policy.max_keys);
         policy.docs = self.docs.clone().or(policy.docs);
         policy.check().map_err(|error| refuse(error.chain()))?;
@@ -317,7 +324,7 @@ mod tests {
                     atp_codes = false\nsliding = false\nrefuse_expired = \"7d\"\n\
                     [[route]]\nprefix = \"/quoted\"\nkey_syntax = \"quoted\"\nmismatch_status = 409\n\
                     [[route]]\nprefix = \"/bold\"\nstrategy = \"last-write-wins\"\nallow_unsafe_strategies = true\n\
-                    [[route]]\nprefix = \"/content\"\nstrategy = \"content-based\"\n";
+                    [[route]]\nprefix = \"/content\"\nstrategy = \"content-based\"\nreplay_header = \"X-Hit\"\n";
 
         let all = policies(text).unwrap();
 
@@ -333,6 +340,8 @@ mod tests {
         );
         assert_eq!(at("/bold", &all).strategy, Strategy::LastWriteWins);
         assert_eq!(at("/content", &all).strategy, Strategy::ContentBased);
+        assert_eq!(at("/content", &all).replay_header, "x-hit");
+        assert_eq!(at("/", &all).replay_header, "idempotent-replayed");
         assert_eq!(at("/", &all).strategy, Strategy::Strict);
         let (defaults, routes) =
             policies("[defaults]\nprofile = \"atp\"\n[[route]]\nprefix = \"/i\"\nprofile = \"ietf\"\n")
@@ -343,7 +352,8 @@ mod tests {
     #[test]
     fn a_route_changes_what_it_says_and_nothing_else() {
         let text = "[defaults]\nttl = \"1h\"\n[[route]]\nprefix = \"/payments\"\nrequired = true\n\
-                    on_doubt = \"block\"\nwait = \"2s\"\nexcluded = [\"traceId\"]\nkeep = \"all\"\n";
+                    on_doubt = \"block\"\nwait = \"2s\"\nexcluded = [\"traceId\"]\nkeep = \"all\"\n\
+                    keep_bodies = false\n";
 
         let (defaults, routes) = policies(text).unwrap();
 
@@ -352,6 +362,7 @@ mod tests {
         assert_eq!((prefix.as_str(), payments.ttl), ("/payments", Duration::from_secs(3600)));
         assert_eq!(payments.required, payments.methods);
         assert_eq!(payments.on_doubt, OnDoubt::Block);
+        assert!(defaults.keep_bodies && !payments.keep_bodies);
         assert_eq!(payments.in_flight, InFlight::Wait(Duration::from_secs(2)));
         assert_eq!(
             (payments.excluded.as_slice(), format!("{:?}", payments.store).as_str()),
@@ -394,6 +405,9 @@ mod tests {
             ("[[route]]\nprefix = \"/x\"\nstrategy = \"warn-but-allow\"", "allow_unsafe_strategies"),
             ("[[route]]\nprefix = \"/x\"\nmismatch_status = 500", "500 is not 400 to 499"),
             ("[[route]]\nprefix = \"/x\"\nreplay_status = 42", "42 is not 200 to 299"),
+            ("[[route]]\nprefix = \"/x\"\nexcluded = [\"/a~2\"]", "\"/a~2\" is no JSON pointer"),
+            ("[[route]]\nprefix = \"/x\"\nreplay_header = \"a b\"", "\"a b\" is no name of a header"),
+            ("[[route]]\nprefix = \"/x\"\nreplay_header = \"Set-Cookie\"", "marked by set-cookie"),
             ("[[route]]\nprefix = \"/x\"\n[[route]]\nprefix = \"//x\"", "another route"),
             ("[[route]]\nrequired = true", "prefix"),
             ("[routes]", "routes"),

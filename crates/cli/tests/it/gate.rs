@@ -4,6 +4,7 @@
 mod connections;
 mod framing;
 mod operating;
+mod options;
 mod splitting;
 mod suite;
 

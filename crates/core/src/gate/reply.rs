@@ -5,7 +5,7 @@ use crate::error::{Error, Kind, Result};
 
 /// Changed whenever an older build could not read a reply any more.
 const VERSION: u8 = 1;
-/// The body was too large to keep.
+/// The body was not kept.
 const NO_BODY: u8 = 1;
 
 /// What a request was answered with, to be answered again.
@@ -15,7 +15,7 @@ pub struct Reply {
     pub status: u16,
     /// The headers that are kept.
     pub headers: Fields,
-    /// The body; `None` if it was too large to keep.
+    /// The body; `None` if it was too large to keep, or was not to be kept.
     pub body: Option<Vec<u8>>,
     /// What came after the body.
     pub trailers: Fields,

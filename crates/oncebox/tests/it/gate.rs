@@ -16,6 +16,7 @@ use axum::extract::State;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
+use bytes::Bytes;
 use oncebox::gate::{
     Caller, Claimed, Gate, IdempotencyKey, InFlight, KeyMaker, KeySyntax, Policy, Receipts, RequestKey,
     Strategy,
@@ -189,6 +190,72 @@ where
     }
 }
 
+/// A copy of what was answered with a status, a place and a secret; with a body or without one.
+async fn told_later(app: &Router, body: &'static str) -> (u16, Option<String>, String) {
+    let request = || {
+        let request = Request::post("/").header("idempotency-key", format!("k{body}"));
+        request.body(Body::from(body)).unwrap()
+    };
+    let first = app.clone().call(request()).await.unwrap();
+    assert_eq!((first.status().as_u16(), &first.headers()["x-secret"]), (201, &"secret".parse().unwrap()));
+    assert_eq!(to_bytes(first.into_body(), 4096).await.unwrap(), body, "the first client gets all of it");
+    copy(app, request()).await
+}
+
+async fn copy(app: &Router, request: Request<Body>) -> (u16, Option<String>, String) {
+    let response = app.clone().call(request).await.unwrap();
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    assert!(!headers.contains_key("x-secret"), "{headers:?}");
+    let location = headers.get("location").map(|place| place.to_str().unwrap().to_owned());
+    let body = to_bytes(response.into_body(), 4096).await.unwrap();
+    (status, location, String::from_utf8_lossy(&body).into_owned())
+}
+
+/// By the layer and in a claim, from the cache and from the store, also where the policy of another process would keep all.
+async fn where_bodies_are_not_kept_a_copy_is_told_status_and_place<F>(fixture: Arc<F>)
+where
+    F: StoreFixture<Store: Receipts + Mailbox>,
+{
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&runs);
+    let answer = move |body: Bytes| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        (StatusCode::CREATED, [("location", "/orders/1"), ("x-secret", "secret")], body).into_response()
+    };
+    let plain = answer.clone();
+    let layered = move |body: Bytes| async move { plain(body) };
+    let claimed =
+        |tx: Claimed<F::Store>, body: Bytes| async move { tx.seal(answer(body)).await.map(Body::new) };
+    let policy = Policy { keep_bodies: false, ..Policy::default() };
+    let gate = |secret: &[u8]| Gate::new(fixture.store()).secret(secret).policy(policy.clone()).unwrap();
+    let place = Some("/orders/1".to_owned());
+
+    for (secret, app) in [
+        (b"layer", Router::new().route("/", post(layered)).layer(gate(b"layer").unscoped())),
+        (b"claim", Router::new().route("/", post(claimed)).layer(gate(b"claim").transactional().unscoped())),
+    ] {
+        runs.store(0, Ordering::SeqCst);
+        let elsewhere = Router::new()
+            .route("/", post(|| async { "run" }))
+            .layer(Gate::new(fixture.store()).secret(secret).unscoped());
+        assert_eq!(told_later(&app, "").await, (201, place.clone(), String::new()), "nothing is missing");
+        let copies = [
+            told_later(&app, "body").await,
+            copy(
+                &elsewhere,
+                Request::post("/").header("idempotency-key", "kbody").body("body".into()).unwrap(),
+            )
+            .await,
+        ];
+        for (status, location, problem) in copies {
+            assert_eq!((status, &location), (409, &place), "{problem}");
+            assert!(problem.contains("response-not-retained") && problem.contains("201"), "{problem}");
+            assert!(!problem.contains("too large"), "{problem}");
+        }
+        assert_eq!(runs.load(Ordering::SeqCst), 2, "each once");
+    }
+}
+
 async fn a_copy_of_a_claim_may_wait<F>(fixture: Arc<F>)
 where
     F: StoreFixture<Store: Receipts + Mailbox>,
@@ -342,6 +409,7 @@ on_every_store! {
     a_key_is_free_before_its_client_is_told
     of_many_at_once_one_commits
     a_caller_has_only_so_many_keys
+    where_bodies_are_not_kept_a_copy_is_told_status_and_place
     a_copy_of_a_claim_may_wait
     another_request_may_be_let_in_beside_a_claim
     a_key_may_be_refused_after_its_time

@@ -16,7 +16,7 @@ use axum::extract::State;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
-use oncebox::gate::{Claimed, Fingerprint, Gate, KeyMaker, Receipts};
+use oncebox::gate::{Claimed, Excluded, Fingerprint, Gate, KeyMaker, Receipts};
 use oncebox::{Dedup, Identifier, Store as _};
 use oncebox_conformance::proxy::{Cut, Proxy, Sender};
 use oncebox_conformance::run::on_store;
@@ -230,7 +230,7 @@ fn statement(number: i64, operation: &str) -> Cut {
     let client = |pattern: &[u8]| Cut { sender: Sender::Client, pattern: pattern.to_vec() };
     let server = |pattern: &[u8]| Cut { sender: Sender::Server, pattern: pattern.to_vec() };
     match number % 4 {
-        0 => client(KeyMaker::new(b"").print(&Fingerprint::of(&request, &[])).as_bytes()),
+        0 => client(KeyMaker::new(b"").print(&Fingerprint::of(&request, &Excluded::default())).as_bytes()),
         1 => server(ADMITTED),
         2 => client(format!("done {operation}").as_bytes()),
         _ => server(SEALED),

@@ -87,6 +87,28 @@ fn a_sealed_reply_needs_no_store_on_postgres() {
     });
 }
 
+/// What is known without asking is no more than what was kept.
+#[test]
+fn where_bodies_are_not_kept_none_is_known_either() {
+    on_store::<SqliteFixture, _, _>(|fixture| async move {
+        let (url, prefix) = fixture.place();
+        let store = SqliteStore::connect(&url).await.unwrap().prefix(Identifier::new(prefix).unwrap());
+        let policy = Policy { keep_bodies: false, ..Policy::default() };
+        let gate = || Gate::new(store.clone()).policy(policy.clone()).unwrap();
+        let (layered, sealing) = (process(gate(), &Arc::default()), transactional(gate()));
+        assert_eq!(send(&layered, "k", "{}").await, (201, false, "run 1".into()));
+        assert_eq!(send(&sealing, "s", "{}").await, (200, false, "sealed".into()));
+
+        store.pool().close().await;
+
+        for (app, key) in [(layered, "k"), (sealing, "s")] {
+            let (status, is_replay, problem) = send(&app, key, "{}").await;
+            assert_eq!((status, is_replay), (409, false), "{problem}");
+            assert!(problem.contains("response-not-retained"), "{problem}");
+        }
+    });
+}
+
 #[test]
 fn a_known_reply_is_over_when_its_receipt_is() {
     on_store::<SqliteFixture, _, _>(|fixture| async move {

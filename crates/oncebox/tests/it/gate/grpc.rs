@@ -12,7 +12,7 @@ use axum::body::{Body, HttpBody as _};
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, Request, Response};
 use bytes::{Buf as _, BufMut as _};
-use oncebox::gate::Gate;
+use oncebox::gate::{Gate, Policy};
 use oncebox::memory::MemoryStore;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Code, Status};
@@ -116,9 +116,13 @@ impl Service<Request<tonic::body::Body>> for Front {
 }
 
 fn server(answer: fn(usize) -> Result<String, Status>) -> (Router, Arc<AtomicUsize>) {
+    server_with(Policy::default(), answer)
+}
+
+fn server_with(policy: Policy, answer: fn(usize) -> Result<String, Status>) -> (Router, Arc<AtomicUsize>) {
     let runs = Arc::new(AtomicUsize::new(0));
     let orders = Orders { runs: Arc::clone(&runs), answer };
-    let gate = Gate::new(MemoryStore::new()).unscoped();
+    let gate = Gate::new(MemoryStore::new()).policy(policy).unwrap().unscoped();
     (Router::new().route_service(PLACE, orders).layer(gate), runs)
 }
 
@@ -200,6 +204,23 @@ async fn a_refusal_that_would_be_the_same_again_is_replayed() {
     assert_eq!((first.code(), first.message()), (Code::NotFound, "no tea, said run 1"));
     assert_eq!((second.code(), second.message()), (first.code(), first.message()));
     assert_eq!(runs.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn where_replies_are_not_kept_a_call_is_known_by_its_status() {
+    let policy = Policy { keep_bodies: false, ..Policy::default() };
+    let (refuses, refused) =
+        server_with(policy.clone(), |run| Err(Status::not_found(format!("no patient, said run {run}"))));
+    let (answers, answered) = server_with(policy, |run| Ok(format!("order {run}")));
+
+    assert_eq!(place(&refuses, "k").await.unwrap_err().message(), "no patient, said run 1");
+    let copy = place(&refuses, "k").await.unwrap_err();
+    assert_eq!((copy.code(), copy.message()), (Code::NotFound, ""));
+    assert_eq!(place(&answers, "k").await.unwrap(), ("order 1".into(), false));
+    let copy = place(&answers, "k").await.unwrap_err();
+    assert_eq!(copy.code(), Code::AlreadyExists);
+    assert!(copy.message().starts_with("response-not-retained: "), "{copy:?}");
+    assert_eq!([refused, answered].map(|runs| runs.load(Ordering::SeqCst)), [1, 1]);
 }
 
 /// What only HTTP would understand is told as gRPC has it, by its client as well as on the wire.

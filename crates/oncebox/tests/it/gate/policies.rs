@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::http::{Method, Request, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
 use axum::response::IntoResponse as _;
 use axum::routing::{any, post};
 use oncebox::Digest;
@@ -106,6 +106,37 @@ async fn what_a_handler_says_to_the_gate_no_client_hears() {
     }
 }
 
+/// By whichever name: a client that sends it is not heard, and what a handler says by it is not kept.
+#[tokio::test]
+async fn replays_are_marked_by_the_header_of_the_policy_and_by_no_other() {
+    let echo = |headers: HeaderMap| async move {
+        let heard = ["x-hit", "idempotent-replayed"].map(|name| headers.contains_key(name));
+        ([("x-hit", "of the handler")], format!("{heard:?}"))
+    };
+    let claims = move |headers: HeaderMap, tx: Claimed<MemoryStore>| async move {
+        tx.seal(echo(headers).await.into_response()).await.map(Body::new)
+    };
+    let policy = Policy { replay_header: HeaderName::from_static("x-hit"), ..Policy::default() };
+    let gate = || Gate::new(MemoryStore::new()).policy(policy.clone()).unwrap();
+    let layered = Router::new().route("/", post(echo)).layer(gate().unscoped());
+    let claimed = Router::new().route("/", post(claims)).layer(gate().transactional().unscoped());
+
+    for app in [layered, claimed] {
+        let order = || {
+            let order = Request::post("/").header("idempotency-key", "k").header("x-hit", "true");
+            order.header("idempotent-replayed", "true").body(Body::empty()).unwrap()
+        };
+        let first = app.clone().call(order()).await.unwrap();
+        let again = app.clone().call(order()).await.unwrap();
+
+        assert_ne!(first.headers()["x-hit"], "true");
+        assert_eq!(again.headers().get_all("x-hit").iter().collect::<Vec<_>>(), ["true"]);
+        assert!(!again.headers().contains_key("idempotent-replayed"));
+        let heard = to_bytes(again.into_body(), 4096).await.unwrap();
+        assert_eq!(heard, "[false, false]", "what only the gate says nobody says to the handler");
+    }
+}
+
 #[tokio::test]
 async fn a_run_that_was_cut_off_may_be_tried_again_only_where_it_may_run_again() {
     for (on_doubt, is_retryable, then) in [(OnDoubt::Retry, true, 500), (OnDoubt::Block, false, 409)] {
@@ -136,6 +167,27 @@ async fn routes_may_have_keys_of_their_own_and_insist_on_quotes() {
     assert_eq!(runs.load(Ordering::SeqCst), 2);
     assert_eq!(status(&quoted, Sent { key: Some("\"k\""), ..ORDER }).await, 200);
     assert_eq!(status(&quoted, ORDER).await, 400);
+}
+
+#[tokio::test]
+async fn what_a_pointer_leads_to_may_differ_and_nothing_else() {
+    let excluded = ["/meta/traceId", "/items/0/at", "/path~1to"].map(str::to_owned).to_vec();
+    let (app, runs) = app(Policy { excluded, ..Policy::default() }, StatusCode::OK);
+    let first = br#"{"meta":{"traceId":1,"user":1},"items":[{"at":1},{"at":1}],"path/to":1}"#;
+    let cases: [(&[u8], u16); 5] = [
+        (br#"{"items":[{"at":2},{"at":1}],"meta":{"user":1,"traceId":{"a":2}},"path/to":2}"#, 200),
+        (br#"{"meta":{"user":1},"items":[{},{"at":1}]}"#, 200),
+        (br#"{"meta":{"traceId":1,"user":1},"items":[{"at":1},{"at":2}],"path/to":1}"#, 422),
+        (br#"{"meta":{"traceid":1,"user":1},"items":[{"at":1},{"at":1}]}"#, 422),
+        (br#"{"meta":{"traceId":1,"user":2},"items":[{"at":1},{"at":1}]}"#, 422),
+    ];
+
+    assert_eq!(status(&app, Sent { body: first, ..ORDER }).await, 200);
+    for (body, expected) in cases {
+        let text = String::from_utf8_lossy(body);
+        assert_eq!(status(&app, Sent { body, ..ORDER }).await, expected, "{text}");
+    }
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

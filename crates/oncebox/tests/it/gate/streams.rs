@@ -42,6 +42,12 @@ impl HttpBody for Pieces {
 
 /// Answers with 100 pieces, of which three can be kept.
 fn app(kind: &'static str, trailers: Option<HeaderMap>) -> (Router, Arc<AtomicUsize>) {
+    let stall = Duration::from_secs(5);
+    let policy = Policy { max_response_body: 3 * PIECE.len(), stall, ..Policy::default() };
+    served(policy, kind, trailers)
+}
+
+fn served(policy: Policy, kind: &'static str, trailers: Option<HeaderMap>) -> (Router, Arc<AtomicUsize>) {
     let runs = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&runs);
     let handler = move || async move {
@@ -49,8 +55,6 @@ fn app(kind: &'static str, trailers: Option<HeaderMap>) -> (Router, Arc<AtomicUs
         let body = Body::new(Pieces { left: 100, trailers });
         Response::builder().header("content-type", kind).body(body).unwrap()
     };
-    let stall = Duration::from_secs(5);
-    let policy = Policy { max_response_body: 3 * PIECE.len(), stall, ..Policy::default() };
     let gate = Gate::new(MemoryStore::new()).policy(policy).unwrap().unscoped();
     (Router::new().route("/", post(handler)).layer(gate), runs)
 }
@@ -89,6 +93,21 @@ async fn a_client_that_reads_gets_all_of_a_reply_that_is_not_kept() {
 
     assert_eq!(first, PIECE.repeat(100));
     assert_eq!((told(&mut app).await.0, runs.load(Ordering::SeqCst)), (409, 1));
+}
+
+/// Although it would fit.
+#[tokio::test(start_paused = true)]
+async fn a_reply_in_pieces_is_not_kept_where_none_is() {
+    let trailers = HeaderMap::from_iter([("x-sum".parse().unwrap(), HeaderValue::from_static("1"))]);
+    let policy = Policy { keep_bodies: false, ..Policy::default() };
+    let (mut app, runs) = served(policy, "text/plain", Some(trailers));
+
+    let first = to_bytes(send(&mut app).await.into_body(), 1 << 20).await.unwrap();
+    let (status, problem) = told(&mut app).await;
+
+    assert_eq!(first, PIECE.repeat(100));
+    assert_eq!((status, runs.load(Ordering::SeqCst)), (409, 1), "{problem}");
+    assert!(problem.contains("response-not-retained"), "{problem}");
 }
 
 #[tokio::test(start_paused = true)]
