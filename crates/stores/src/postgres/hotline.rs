@@ -59,8 +59,8 @@ struct State {
 
 struct Line {
     connection: PgConnection,
-    /// It may have died since.
-    was_used: bool,
+    /// It has stood idle, used before or not.
+    may_be_dead: bool,
     _place: Arc<()>,
 }
 
@@ -101,7 +101,7 @@ impl Hotline {
         }
     }
 
-    /// Asks, and if a connection has died since it was last used, on another one.
+    /// Asks, and if a connection has died while it was idle, on another one.
     pub(super) async fn ask<Q: Question>(
         self: &Arc<Self>,
         store: &PostgresStore,
@@ -121,6 +121,8 @@ impl Hotline {
         question: &Q,
     ) -> Result<Q::Answer> {
         let _turn = self.turns.acquire().await;
+        // Whatever ended the idle ones may also have ended one that was just being opened.
+        let mut forgives_a_new_one = true;
         loop {
             if store.pool().is_closed() {
                 self.state().idle.clear();
@@ -131,11 +133,14 @@ impl Hotline {
             let mut line = self.line(store).await?;
             match question.ask(&mut line.connection).await {
                 // It died while it was idle, or with the runtime it was opened on.
-                Err(error) if line.was_used && error.kind() == Kind::Unavailable => {}
+                Err(error) if line.may_be_dead && error.kind() == Kind::Unavailable => {}
+                Err(error) if forgives_a_new_one && error.kind() == Kind::Unavailable => {
+                    forgives_a_new_one = false;
+                }
                 // One that has failed is not kept.
                 Err(error) => return Err(error),
                 Ok(answer) => {
-                    line.was_used = true;
+                    line.may_be_dead = true;
                     self.put(line);
                     return Ok(answer);
                 }
@@ -147,7 +152,7 @@ impl Hotline {
     async fn line(self: &Arc<Self>, store: &PostgresStore) -> Result<Line> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let _waiting = Waiting(&self.waiting);
-        let failures = self.state().failures;
+        let (failures, mut has_waited) = (self.state().failures, false);
         loop {
             let come = self.come.notified();
             tokio::pin!(come);
@@ -155,7 +160,9 @@ impl Hotline {
             come.as_mut().enable();
             {
                 let mut state = self.state();
-                if let Some(line) = state.idle.pop() {
+                if let Some(mut line) = state.idle.pop() {
+                    // What was there before anybody waited for it may have been opened for somebody who had another sooner.
+                    line.may_be_dead |= !has_waited;
                     return Ok(line);
                 }
                 if let Some((kind, text)) = state.failure.as_ref().filter(|_| state.failures != failures) {
@@ -168,6 +175,7 @@ impl Hotline {
                 }
             }
             come.await;
+            has_waited = true;
         }
     }
 
@@ -195,7 +203,7 @@ impl Opening {
             let late = |_elapsed| Err(sqlx::Error::PoolTimedOut);
             let opened = timeout(PATIENCE, PgConnection::connect_with(&options)).await.unwrap_or_else(late);
             match opened.map_err(failed("cannot connect beside the pool")) {
-                Ok(connection) => hotline.put(Line { connection, was_used: false, _place: place }),
+                Ok(connection) => hotline.put(Line { connection, may_be_dead: false, _place: place }),
                 Err(error) => {
                     let mut state = hotline.state();
                     state.failures += 1;
