@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body;
@@ -53,15 +53,8 @@ where
     pub(crate) fn look(gate: &Arc<Inner<S>>, mut request: Request<B>) -> Way<S, B> {
         let rule = gate.rule(request.uri().path());
         let policy = &rule.policy;
-        // What only we say, nobody says to us. Hardly anybody tries, and to look each of these up takes longer.
-        let marker = &policy.replay_header;
-        let is_ours = |name: &HeaderName| name == marker || [REPLAYED, STATUS, CONFLICT].contains(name);
-        if request.headers().keys().any(is_ours) {
-            for ours in [marker, &REPLAYED, &STATUS, &CONFLICT] {
-                request.headers_mut().remove(ours);
-            }
-        }
         if !policy.methods.contains(request.method()) || is_other_protocol(&request) {
+            silence(request.headers_mut(), policy);
             return Way::Past(request);
         }
         let values = request.headers().get_all(KEY).iter().map(HeaderValue::as_bytes);
@@ -70,11 +63,17 @@ where
             Ok(None) if policy.required.contains(request.method()) => {
                 return Way::Refused(Problem::KeyMissing.answer(policy));
             }
-            Ok(None) => return Way::Past(request),
+            Ok(None) => {
+                silence(request.headers_mut(), policy);
+                return Way::Past(request);
+            }
             Err(error) => return Way::Refused(Problem::KeyMalformed(error).answer(policy)),
         };
-        let (parts, body) = request.into_parts();
-        let problem = match (gate.scope)(&parts) {
+        let (mut parts, body) = request.into_parts();
+        let caller = (gate.scope)(&parts);
+        // Not before: somebody may be known by a header that marks replays here.
+        silence(&mut parts.headers, policy);
+        let problem = match caller {
             None => Problem::CallerUnknown,
             Some(caller) if is_foreign(&key, &caller, policy) => Problem::KeyOfAnother,
             // What says itself that it is too large need not be read.
@@ -125,6 +124,17 @@ where
         let key = IdempotencyKey { key, receipt, keys: Arc::clone(&gate.keys) };
         let asked = gate.cache.now();
         Box::new(Visitor { parts, body, key, entrance: Entrance { gate, policy, admit, asked } })
+    }
+}
+
+/// What only we say, nobody says to us. Hardly anybody tries, and to look each of these up takes longer.
+fn silence(headers: &mut HeaderMap, policy: &Policy) {
+    let marker = &policy.replay_header;
+    let is_ours = |name: &HeaderName| name == marker || [REPLAYED, STATUS, CONFLICT].contains(name);
+    if headers.keys().any(is_ours) {
+        for ours in [marker, &REPLAYED, &STATUS, &CONFLICT] {
+            headers.remove(ours);
+        }
     }
 }
 

@@ -26,8 +26,8 @@ use crate::record;
 use crate::telemetry;
 
 /// How long a client waits for its key to be free again after a handler has let go of it.
-const MOMENT: Duration = Duration::from_secs(1);
-/// Between looks at whether it is.
+const MOMENT: Duration = Duration::from_millis(250);
+/// The first wait between looks at whether it is.
 const BLINK: Duration = Duration::from_millis(2);
 
 /// What has become of a claim. A handler that has written something in its
@@ -153,20 +153,15 @@ impl<S: Receipts> Claim<S> {
     }
 
     /// A transaction that was dropped is rolled back soon, not at once. Until then the client's next try would be told that this one
-    /// still runs; so it is not answered before. Others may be quicker with the key: then it was free.
+    /// still runs, so it is not answered before. A copy that takes the key meanwhile cannot be told from it: hence no longer than a moment.
     pub(crate) async fn until_free(&self) {
         let freed = async {
-            loop {
-                let again = AdmitRequest { token: self.gate.tokens.draw(), ..self.admit };
-                match self.gate.store.begin_claim(&again, None).await {
-                    Ok(Claiming::Told(Admission::InFlight { .. })) => tokio::time::sleep(BLINK).await,
-                    Ok(Claiming::Begun(tx)) => return self.gate.store.rollback(tx).await,
-                    Ok(Claiming::Told(_)) => return Ok(()),
-                    Err(error) => return Err(error),
-                }
+            let mut blink = BLINK;
+            while matches!(self.gate.store.is_claimed(&self.admit).await, Ok(true)) {
+                tokio::time::sleep(blink).await;
+                blink *= 2;
             }
         };
-        // Whatever is in the way, the next try is told of it.
         tokio::time::timeout(MOMENT, freed).await.ok();
     }
 

@@ -209,7 +209,9 @@ impl<S: Receipts> Flight<S> {
         match sealed.unwrap_or_else(late) {
             Ok(()) => self.remember(reply).await,
             Err(error) if error.kind() == Kind::Fenced => {
-                tracing::warn!("a request took longer than its lease, and was admitted once more");
+                tracing::warn!(
+                    "a request took longer than its lease and was admitted once more, or its receipt is gone"
+                );
             }
             Err(error) => {
                 tracing::warn!(error = %error.chain(), "a reply could not be kept yet");

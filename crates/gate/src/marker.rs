@@ -1,6 +1,6 @@
 //! The header that marks replays: what it may be called.
 //!
-//! The gate writes it over what a handler says by that name, keeps none of it
+//! The gate writes it on replays, keeps none of what a handler says by that name
 //! and takes it away from requests. By a name that means something to somebody else that breaks
 //! requests or replies, so such names are refused.
 

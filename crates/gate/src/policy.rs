@@ -146,7 +146,7 @@ pub struct Policy {
     pub mismatch_status: StatusCode,
     /// The status of a replayed success; the original one if there is none.
     pub replay_status: Option<StatusCode>,
-    /// The header that marks replays: `Idempotent-Replayed`. Nobody else is believed who sends it.
+    /// The header that marks replays: `Idempotent-Replayed`. No client is believed who sends it.
     pub replay_header: HeaderName,
     /// Whether refusals have the codes of the profile `atp`: `IdempotencyKeyRequired`, `IdempotencyConflict`.
     pub atp_codes: bool,
@@ -237,8 +237,8 @@ impl Policy {
         }
         if self.reserve_durability == Durability::Relaxed && self.on_doubt == OnDoubt::Block {
             return refuse(
-                "a relaxed reservation may be lost in a power cut, and a copy would run again: on_doubt = block \
-                 needs a full one",
+                "a relaxed reservation may be lost when the database crashes, and a copy would run again: \
+                 on_doubt = block needs a full one",
             );
         }
         if self.lease < Duration::from_secs(1) {

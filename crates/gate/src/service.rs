@@ -219,17 +219,23 @@ impl<S: Receipts> Visitor<S> {
         request.extensions_mut().insert(claim.clone());
         let ran = AssertUnwindSafe(current.call(|| inner.call(request))).catch_unwind().await;
         let is_forgotten = claim.fate.is_forgotten();
+        let ran = match ran {
+            Ok(Ok(response)) if is_forgotten && response.status().as_u16() < 400 => {
+                tracing::error!(
+                    "a handler has claimed its key and not sealed its reply: its transaction was rolled back"
+                );
+                Err(Problem::NotSealed)
+            }
+            Ok(response) => Ok(response),
+            Err(_panic) => Err(Problem::Panicked),
+        };
         if is_forgotten {
             claim.until_free().await;
         }
-        let Ok(response) = ran else { return Ok(Problem::Panicked.answer(&claim.policy)) };
-        let response = response?;
-        if is_forgotten && response.status().as_u16() < 400 {
-            tracing::error!(
-                "a handler has claimed its key and not sealed its reply: its transaction was rolled back"
-            );
-            return Ok(Problem::NotSealed.answer(&claim.policy));
-        }
+        let response = match ran {
+            Ok(response) => response?,
+            Err(problem) => return Ok(problem.answer(&claim.policy)),
+        };
         Ok(response.map(body::other))
     }
 }

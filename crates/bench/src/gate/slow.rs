@@ -22,9 +22,7 @@ pub(super) async fn measure(run: &mut Run) {
     let store = SqliteStore::create(&file).await.expect("a database");
     migrate::up(&store).await.expect("tables");
     store.pool().close().await;
-    let gated = Service { store: file, ..Service::new(Before::Sqlite) };
-    one(run, "sqlite", gated.clone()).await;
-    one(run, "sqlite_relaxed", Service { is_relaxed: true, ..gated }).await;
+    one(run, "sqlite", Service { store: file, ..Service::new(Before::Sqlite) }).await;
 }
 
 /// One store, with each kind of handler.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderValue, Request};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::time::timeout;
@@ -17,6 +17,9 @@ use super::client::{Message, Target};
 pub(super) const KIND: &str = "application/grpc";
 /// No answer takes longer.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// No answer is larger.
+const LARGEST: usize = 1 << 20;
 
 /// A message with what goes before it: that it is not compressed, and its length.
 pub(super) fn framed(message: &[u8]) -> Vec<u8> {
@@ -64,12 +67,16 @@ impl Target {
         for (name, value) in &message.headers {
             request = request.header(name, HeaderValue::from_bytes(value).map_err(io::Error::other)?);
         }
-        let request = request.body(Full::new(Bytes::from(framed(&message.body)))).map_err(io::Error::other)?;
+        let request =
+            request.body(Full::new(Bytes::from(framed(&message.body)))).map_err(io::Error::other)?;
         let (parts, body) = line.send_request(request).await.map_err(io::Error::other)?.into_parts();
         if parts.status != 200 {
-            return Err(io::Error::other(format!("a call was answered with the status {} of HTTP", parts.status)));
+            return Err(io::Error::other(format!(
+                "a call was answered with the status {} of HTTP",
+                parts.status
+            )));
         }
-        let whole = body.collect().await.map_err(io::Error::other)?;
+        let whole = Limited::new(body, LARGEST).collect().await.map_err(io::Error::other)?;
         let trailers = whole.trailers().cloned().unwrap_or_default();
         Ok(Called { headers: parts.headers, body: whole.to_bytes(), trailers })
     }

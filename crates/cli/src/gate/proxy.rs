@@ -128,7 +128,7 @@ enum DoubtName {
 enum DurabilityName {
     /// It does
     Full,
-    /// It does not, and after a power cut in the meantime a copy of it may run; not with --on-doubt block
+    /// PostgreSQL: it does not, and if the server crashes meanwhile a copy may run; not with --on-doubt block
     Relaxed,
 }
 

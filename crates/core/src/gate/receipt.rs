@@ -99,14 +99,15 @@ pub enum OnMismatch {
     Replace,
 }
 
-/// Whether an admission outlives a power cut. A reply always does.
+/// Whether an admission outlives a crash of the database. A reply always does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
     /// It is on the disk before the request runs.
     #[default]
     Full,
-    /// It gets there with the reply at the latest, which saves one of two waits for the disk. If the database's
-    /// machine fails in between, the request is unknown, as if its lease were over: a copy of it runs at once.
+    /// It gets there with the reply at the latest, which saves one of two waits for the disk where a store can do so
+    /// (PostgreSQL). If the database crashes in between, the request may be unknown afterwards: a copy of it runs at
+    /// once, and the reply of the first is not kept.
     Relaxed,
 }
 

@@ -85,6 +85,16 @@ pub trait Receipts: Store {
         }
     }
 
+    /// Whether a transaction may still have the key of a [claim](Self::begin_claim) that was dropped, so that the next one would be told
+    /// that it runs. Where the next one waits for it by itself, that is no question.
+    ///
+    /// # Errors
+    /// By kind of the failed statement.
+    fn is_claimed(&self, request: &AdmitRequest) -> impl Future<Output = Result<bool>> + Send {
+        let _ = request;
+        std::future::ready(Ok(false))
+    }
+
     /// What a request would be told, without writing anything; `None` if it would be admitted.
     ///
     /// # Errors

@@ -176,6 +176,24 @@ impl Question for Sealing<'_> {
     }
 }
 
+/// Whether somebody has the lock of a key.
+struct Having<'a> {
+    store: &'a PostgresStore,
+    place: i64,
+}
+
+impl Question for Having<'_> {
+    type Answer = bool;
+
+    async fn ask(&self, on: &mut PgConnection) -> Result<bool> {
+        sqlx::query_scalar(self.store.sql(include_str!("sql/receipt_had.sql")))
+            .bind(self.place)
+            .fetch_one(on)
+            .await
+            .map_err(failed("cannot look at a key"))
+    }
+}
+
 /// The request is over, without a reply.
 struct Ending<'a> {
     store: &'a PostgresStore,
@@ -300,6 +318,10 @@ impl Receipts for PostgresStore {
         now: Option<Timestamp>,
     ) -> Result<()> {
         self.keep_and_commit(begun, request, reply, now).await
+    }
+
+    async fn is_claimed(&self, request: &AdmitRequest) -> Result<bool> {
+        self.on_receipts(&Having { store: self, place: place(&request.key) }).await
     }
 
     async fn peek(&self, request: &AdmitRequest, now: Option<Timestamp>) -> Result<Option<Admission>> {

@@ -3,17 +3,16 @@
 //! share the next.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use oncebox_core::gate::{Admission, AdmitRequest, Durability, Pass, Receipts as _, Reply};
+use oncebox_core::gate::{Admission, AdmitRequest, Pass, Receipts as _, Reply};
 use oncebox_core::{Error, Kind, Result, Store as _, Timestamp};
-use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteSynchronous};
+use sqlx::sqlite::SqliteConnection;
 use tokio::sync::oneshot;
 
 use super::SqliteStore;
 use super::error::failed;
-use super::store::{is_in_memory, pool_options};
 
 /// The most that share a commit.
 const BATCH: usize = 256;
@@ -37,13 +36,6 @@ pub(super) enum Errand {
     End(&'static str, Pass),
 }
 
-impl Errand {
-    /// Whether nobody would miss it after a power cut.
-    fn is_relaxed(&self) -> bool {
-        matches!(self, Self::Admit(request, _) if request.durability == Durability::Relaxed)
-    }
-}
-
 /// What came of it.
 pub(super) enum Done {
     Admitted(Admission),
@@ -62,12 +54,7 @@ struct Desk {
 
 /// Those who wait for a commit, of all clones of a store.
 #[derive(Clone, Default)]
-pub(super) struct Clerk {
-    desk: Arc<Mutex<Desk>>,
-    /// One connection whose commits do not wait for the disk: how much a connection waits cannot be changed inside a
-    /// transaction, and one of the pool's might come back changed.
-    relaxed: Arc<OnceLock<SqlitePool>>,
-}
+pub(super) struct Clerk(Arc<Mutex<Desk>>);
 
 impl std::fmt::Debug for Clerk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -77,7 +64,7 @@ impl std::fmt::Debug for Clerk {
 
 impl Clerk {
     fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells who waits. A request that was admitted and does not wait any more is not run by anybody.
@@ -186,10 +173,7 @@ impl SqliteStore {
 
     /// A statement for all of a kind: each is a message to the driver's thread and back.
     async fn write(&self, errands: &[Errand]) -> Result<Vec<Done>> {
-        let mut tx = match errands.iter().all(Errand::is_relaxed) {
-            true => self.begin_on(self.relaxed()).await?,
-            false => self.begin().await?,
-        };
+        let mut tx = self.begin().await?;
         let (mut done, mut seals, mut admissions) =
             (Vec::with_capacity(errands.len()), Vec::new(), Vec::new());
         for (place, errand) in errands.iter().enumerate() {
@@ -215,20 +199,6 @@ impl SqliteStore {
         self.commit(tx).await?;
         done.sort_unstable_by_key(|(place, _)| *place);
         Ok(done.into_iter().map(|(_, done)| done).collect())
-    }
-
-    /// What commits without waiting for the disk. A process that dies loses nothing by it; a power cut may undo what
-    /// no later commit of the pool has flushed.
-    fn relaxed(&self) -> &SqlitePool {
-        let options = self.pool().connect_options();
-        // Another connection to a database in memory would be to another database.
-        if self.pool().is_closed() || is_in_memory(options.get_filename()) {
-            return self.pool();
-        }
-        self.clerk.relaxed.get_or_init(|| {
-            let options = (*options).clone().synchronous(SqliteSynchronous::Normal);
-            pool_options().max_connections(1).connect_lazy_with(options)
-        })
     }
 
     async fn seal_all(

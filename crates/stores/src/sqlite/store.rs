@@ -155,19 +155,6 @@ impl SqliteStore {
         text.replace("oncebox_", &format!("{}_", self.prefix))
     }
 
-    pub(super) async fn begin_on(&self, pool: &SqlitePool) -> Result<sqlx::Transaction<'static, Sqlite>> {
-        let (pool, begin_within) = (pool.clone(), self.begin_within.clone());
-        // A begin dropped half way can leave the connection inside a
-        // transaction. Shielded it ends, and what nobody waits for rolls back.
-        let begun = Shield::new(async move {
-            match begin_within {
-                None => pool.begin_with(BEGIN).await,
-                Some(begin) => begin_within_wait(&pool, begin).await,
-            }
-        });
-        begun.await.map_err(begin_failed)
-    }
-
     pub(super) fn prefix_name(&self) -> &str {
         &self.prefix
     }
@@ -212,7 +199,7 @@ fn options(url: &str) -> Result<SqliteConnectOptions> {
         .foreign_keys(true))
 }
 
-pub(super) fn is_in_memory(file: &Path) -> bool {
+fn is_in_memory(file: &Path) -> bool {
     file.as_os_str() == ":memory:" || file.to_string_lossy().starts_with("file:sqlx-in-memory")
 }
 
@@ -240,7 +227,16 @@ impl Store for SqliteStore {
     type Begun = sqlx::Transaction<'static, Sqlite>;
 
     async fn begin(&self) -> Result<Self::Begun> {
-        self.begin_on(&self.pool).await
+        let (pool, begin_within) = (self.pool.clone(), self.begin_within.clone());
+        // A begin dropped half way can leave the connection inside a
+        // transaction. Shielded it ends, and what nobody waits for rolls back.
+        let begun = Shield::new(async move {
+            match begin_within {
+                None => pool.begin_with(BEGIN).await,
+                Some(begin) => begin_within_wait(&pool, begin).await,
+            }
+        });
+        begun.await.map_err(begin_failed)
     }
 
     async fn commit(&self, begun: Self::Begun) -> Result<()> {

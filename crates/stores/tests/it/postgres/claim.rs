@@ -102,6 +102,34 @@ async fn one_round_trip_claims_and_one_seals() {
 }
 
 #[tokio::test]
+async fn another_request_is_told_so_by_a_claim_on_a_connection_that_stood_ready() {
+    on_tables("another_request_is_told_so_by_a_claim", |store, schema| async move {
+        let rig = Rig::new(&store, &schema, pool_options()).await;
+        rig.warm_up().await;
+        let asked = request("a", "body");
+        let tx = rig.claim(&asked).await;
+        assert!(rig.gate.is_claimed(&asked).await.unwrap());
+
+        for gate in [&store, &rig.gate] {
+            for (body, is_other) in [("other", true), ("body", false), ("other", true)] {
+                let told = gate.begin_claim(&request("a", body), None).await.unwrap();
+                let is_right = match &told {
+                    Claiming::Told(Admission::Mismatch) => is_other,
+                    Claiming::Told(Admission::InFlight { .. }) => !is_other,
+                    _ => false,
+                };
+                assert!(is_right, "{body}: {told:?}");
+            }
+        }
+
+        rig.gate.rollback(tx).await.unwrap();
+        assert!(!rig.gate.is_claimed(&asked).await.unwrap());
+        rig.gate.pool().close().await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_reply_is_sealed_byte_for_byte_on_a_connection_that_stood_ready() {
     on_tables("a_reply_is_sealed_byte_for_byte_on_a_connection", |store, schema| async move {
         let rig = Rig::new(&store, &schema, pool_options()).await;

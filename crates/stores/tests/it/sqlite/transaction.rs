@@ -1,8 +1,7 @@
 //! Transactions that are dropped, refused or ended by SQLite itself.
 
 use oncebox_core::gate::{
-    Admission, AdmitRequest, Durability, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Reply,
-    Request,
+    Admission, AdmitRequest, Durability, Fingerprint, OnDoubt, OnMismatch, ReceiptKey, Receipts as _, Request,
 };
 
 use super::*;
@@ -169,34 +168,4 @@ async fn an_admission_that_nobody_waits_for_is_withdrawn() {
         }
     };
     tokio::time::timeout(Duration::from_secs(30), admitted).await.expect("long before the lease is over");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn only_a_relaxed_admission_does_not_wait_for_the_disk() {
-    const FULL: i64 = 2;
-    let database = Database::new();
-    let store = database.store().await;
-    let note = "BEGIN INSERT INTO seen SELECT synchronous FROM pragma_synchronous; END";
-    for text in [
-        "CREATE TABLE seen (synchronous)".to_owned(),
-        format!("CREATE TRIGGER admitted AFTER INSERT ON oncebox_receipt {note}"),
-        format!("CREATE TRIGGER sealed AFTER UPDATE ON oncebox_receipt {note}"),
-    ] {
-        sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(store.pool()).await.unwrap();
-    }
-    let of = |number: u8, durability| {
-        let key = ReceiptKey { scope: [1; 32], key: [number; 32] };
-        AdmitRequest { key, durability, ..order(number.into()) }
-    };
-
-    let relaxed = of(1, Durability::Relaxed);
-    store.admit(&relaxed, None).await.unwrap();
-    store.seal(&relaxed.pass(), &Reply::default()).await.unwrap();
-    store.admit(&of(2, Durability::Full), None).await.unwrap();
-    let mut tx = store.begin().await.unwrap();
-    store.admit_in(&mut tx, &of(3, Durability::Relaxed), None).await.unwrap();
-    store.commit(tx).await.unwrap();
-
-    let seen: Vec<i64> = sqlx::query_scalar("SELECT * FROM seen").fetch_all(store.pool()).await.unwrap();
-    assert_eq!(seen, [1, FULL, FULL, FULL], "admitted, sealed; admitted; in a transaction");
 }
