@@ -229,12 +229,12 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Fault> {
         Some(address) => Some(Admin::start(bind(address).await?)?),
         None => None,
     };
-    eprintln!("gate listens on http://{} for {}", listener.local_addr()?, args.upstream);
     with_store!(receipts, store => {
         if let Some(admin) = admin.clone() {
             tokio::spawn(admin.watch(store.clone()));
         }
         let gate = args.gate(store)?;
+        eprintln!("gate listens on http://{} for {}", listener.local_addr()?, args.upstream);
         let draining = gate.clone();
         let deadline = listen::serve(listener, gate.layer(upstream), args.bounds(), drained(admin)).await;
         // Requests whose client has gone run on.
