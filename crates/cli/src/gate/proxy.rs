@@ -164,7 +164,7 @@ impl ProxyArgs {
         }
     }
 
-    /// What marks replays is taken away from requests, so it cannot tell who sends them.
+    /// What marks replays is taken away from requests, so the service would not learn who sends them.
     fn check_marker(&self, policy: &Policy) -> Result<(), Fault> {
         let (marker, tenant) = (policy.replay_header.as_str(), self.tenant_header.as_deref());
         let mut names = tenant.into_iter().chain([self.principal_header.as_str()]);
