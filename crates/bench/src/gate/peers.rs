@@ -24,9 +24,15 @@ const CONNECTIONS: usize = 64;
 
 pub(super) async fn measure(run: &mut Run) {
     let mut is_noted = false;
-    for mode in ["axum-idempotent", "axum-idempotent-by-key"] {
+    // What it does, whether ours compares bodies byte by byte, as a hash of them would, and what that is called.
+    let modes = [
+        ("axum-idempotent", false, ""),
+        ("axum-idempotent-by-key", false, ""),
+        ("axum-idempotent-by-key", true, "_raw"),
+    ];
+    for (mode, is_raw, end) in modes {
         for (what, keys) in [("first", Keys::Unique), ("replay", Keys::Same)] {
-            let name = format!("peer.{}.{what}", mode.replace('-', "_"));
+            let name = format!("peer.{}{end}.{what}", mode.replace('-', "_"));
             let (cpu, rate) = (format!("{name}.cpu"), format!("{name}.rate"));
             if !run.wants_any(&[&cpu, &rate]) {
                 continue;
@@ -39,12 +45,11 @@ pub(super) async fn measure(run: &mut Run) {
                 let facts = json!({"version": VERSION, "sessions": CONNECTIONS, "ours": "scoped by session"});
                 note("peer.axum_idempotent.settings", &facts, run.output);
             }
+            let ours = Service { ignores_body: true, is_raw, ..Service::new(Before::Memory) };
             let load = Load { with_session: true, ..run.quick(CONNECTIONS, keys) };
             let rounds = interleave(
                 run.sizes.rounds,
-                async || {
-                    run.once(&Service { ignores_body: true, ..Service::new(Before::Memory) }, load).await
-                },
+                async || run.once(&ours, load).await,
                 async || theirs(run, &program, mode, load).await,
             )
             .await;

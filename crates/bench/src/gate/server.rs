@@ -77,6 +77,9 @@ pub(crate) struct Service {
     /// Admissions do not wait for the disk.
     #[arg(long)]
     pub(super) is_relaxed: bool,
+    /// JSON is compared byte by byte.
+    #[arg(long)]
+    pub(super) is_raw: bool,
 }
 
 impl Service {
@@ -91,6 +94,7 @@ impl Service {
             capacity: None,
             ignores_body: false,
             is_relaxed: false,
+            is_raw: false,
         }
     }
 
@@ -109,6 +113,9 @@ impl Service {
         }
         if self.is_relaxed {
             command.arg("--is-relaxed");
+        }
+        if self.is_raw {
+            command.arg("--is-raw");
         }
         command.env(STORE, &self.store);
         command
@@ -168,8 +175,8 @@ impl Service {
         let handler = Arc::new(Handler { takes, reply: reply.into(), runs: AtomicUsize::new(0) });
         let plain = if service.ignores_body { deaf() } else { reader() };
         let plain = plain.with_state((Arc::clone(&handler), ()));
-        let relaxed = Policy { reserve_durability: Durability::Relaxed, ..Policy::default() };
-        let policy = if service.is_relaxed { relaxed } else { Policy::default() };
+        let reserve_durability = if service.is_relaxed { Durability::Relaxed } else { Durability::Full };
+        let policy = Policy { reserve_durability, raw_fingerprint: service.is_raw, ..Policy::default() };
         let router = match service.before {
             Before::Nothing => plain,
             Before::Off => {
@@ -183,7 +190,7 @@ impl Service {
                     None => store,
                 };
                 fill(&store, service.receipts).await;
-                plain.layer(by_cookie(Gate::new(store)))
+                plain.layer(by_cookie(Gate::new(store).policy(policy).expect("a policy")))
             }
             Before::Sqlite => {
                 let store = SqliteStore::connect(&service.store).await.expect("a database");
