@@ -324,7 +324,8 @@ mod tests {
                     atp_codes = false\nsliding = false\nrefuse_expired = \"7d\"\n\
                     [[route]]\nprefix = \"/quoted\"\nkey_syntax = \"quoted\"\nmismatch_status = 409\n\
                     [[route]]\nprefix = \"/bold\"\nstrategy = \"last-write-wins\"\nallow_unsafe_strategies = true\n\
-                    [[route]]\nprefix = \"/content\"\nstrategy = \"content-based\"\nreplay_header = \"X-Hit\"\n";
+                    [[route]]\nprefix = \"/content\"\nstrategy = \"content-based\"\nreplay_header = \"X-Hit\"\n\
+                    reserve_durability = \"relaxed\"\n";
 
         let all = policies(text).unwrap();
 
@@ -342,6 +343,8 @@ mod tests {
         assert_eq!(at("/content", &all).strategy, Strategy::ContentBased);
         assert_eq!(at("/content", &all).replay_header, "x-hit");
         assert_eq!(at("/", &all).replay_header, "idempotent-replayed");
+        assert_eq!(at("/content", &all).reserve_durability, Durability::Relaxed);
+        assert_eq!(at("/", &all).reserve_durability, Durability::Full);
         assert_eq!(at("/", &all).strategy, Strategy::Strict);
         let (defaults, routes) =
             policies("[defaults]\nprofile = \"atp\"\n[[route]]\nprefix = \"/i\"\nprofile = \"ietf\"\n")
@@ -396,6 +399,14 @@ mod tests {
             ("[[route]]\nprefix = \"/x\"\nmethods = [\"GET\"]", "GET changes nothing"),
             ("[[route]]\nprefix = \"/x\"\nkeep = \"most\"", "keep"),
             ("[[route]]\nprefix = \"/x\"\non_doubt = \"hope\"", "on_doubt: \"hope\" is not retry or block"),
+            (
+                "[[route]]\nprefix = \"/x\"\nreserve_durability = \"no\"",
+                "reserve_durability: \"no\" is not full or relaxed",
+            ),
+            (
+                "[[route]]\nprefix = \"/x\"\nreserve_durability = \"relaxed\"\non_doubt = \"block\"",
+                "on_doubt = block needs a full one",
+            ),
             ("[[route]]\nprefix = \"/x\"\nprofile = \"rfc\"", "profile: \"rfc\" is not ietf or atp"),
             (
                 "[[route]]\nprefix = \"/x\"\nkey_syntax = \"x\"",

@@ -332,11 +332,14 @@ fn what_makes_no_sense_is_refused_at_the_start() {
         let base = ["gate", "--listen", "127.0.0.1:0"];
         let ran = oncebox([&base, args].concat()).exits(code);
         assert!(ran.stderr.contains(says), "{says}: {}", ran.stderr);
+        assert!(!ran.stderr.contains("listens on"), "{says}: {}", ran.stderr);
     };
     let to = ["--upstream", "http://127.0.0.1:9"];
     refused(&[&to[..], &["--db", &unmigrated]].concat(), 7, "does not exist");
     refused(&[&to[..], &["--db", "memory", "--lease", "0"]].concat(), 5, "lease");
     refused(&[&to[..], &["--db", "memory", "--ttl", "10"]].concat(), 5, "longer than");
+    let hasty = ["--db", "memory", "--reserve-durability", "relaxed", "--on-doubt", "block"];
+    refused(&[&to[..], &hasty].concat(), 5, "needs a full one");
     refused(&["--upstream", "https://x", "--db", "memory"], 2, "http://");
     refused(&["--upstream", "http://u:p@x", "--db", "memory"], 2, "password");
     refused(&["--upstream", "nonsense", "--db", "memory"], 2, "--upstream");

@@ -11,11 +11,17 @@ use axum::routing::{any, post};
 use oncebox::Digest;
 use oncebox::gate::keys::{atp_of_content, of_content};
 use oncebox::gate::{
-    Claimed, Gate, IdempotencyKey, KeySyntax, OnDoubt, Policy, Profile, Store, Strategy, Untouched,
+    Caller, Claimed, Durability, Gate, IdempotencyKey, KeySyntax, OnDoubt, Policy, Profile, Store, Strategy,
+    Untouched,
 };
 use oncebox::memory::MemoryStore;
+use oncebox_conformance::StoreFixture as _;
+use oncebox_conformance::run::on_store;
 use serde_json::Value;
 use tower_service::Service as _;
+
+use crate::conformance::postgres::PostgresFixture;
+use crate::crash_points::ground::Ground as _;
 
 /// A service that answers with this status, and counts.
 fn app(policy: Policy, answer: StatusCode) -> (Router, Arc<AtomicUsize>) {
@@ -247,4 +253,59 @@ async fn a_handler_that_needs_a_key_refuses_as_the_gate_does() {
         assert_eq!(refused["code"], "idempotency-key-missing");
         assert_eq!(status(&app, ORDER).await, 200);
     }
+}
+
+#[tokio::test]
+async fn a_caller_may_be_known_by_the_header_that_marks_replays() {
+    let policy = Policy { replay_header: HeaderName::from_static("x-user"), ..Policy::default() };
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&runs);
+    let handler = move |headers: HeaderMap| async move {
+        assert!(!headers.contains_key("x-user"), "nobody is told who did not ask for it");
+        counted.fetch_add(1, Ordering::SeqCst);
+    };
+    let gate = Gate::new(MemoryStore::new()).policy(policy).unwrap().scope(|request| {
+        let user = request.headers.get("x-user").and_then(|user| user.to_str().ok());
+        Some(Caller { tenant: String::new(), principal: user.unwrap_or_default().to_owned() })
+    });
+    let app = Router::new().route("/", post(handler)).layer(gate);
+
+    for (user, is_replay) in [("anna", false), ("ben", false), ("anna", true)] {
+        let request = Request::post("/").header("x-user", user).header("idempotency-key", "k");
+        let response = app.clone().call(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.headers().contains_key("x-user"), is_replay, "{user}");
+    }
+
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_policy_decides_whether_an_admission_waits_for_the_disk_on_postgres() {
+    on_store::<PostgresFixture, _, _>(|fixture| async move {
+        let (store, schema) = (fixture.store(), fixture.place().1);
+        let note = format!(
+            "CREATE TABLE {schema}.seen (number serial, setting text);
+             CREATE FUNCTION {schema}.note() RETURNS trigger LANGUAGE plpgsql AS
+             $$BEGIN
+                 INSERT INTO {schema}.seen (setting) VALUES (current_setting('synchronous_commit'));
+                 RETURN NEW;
+             END$$;
+             CREATE TRIGGER note BEFORE INSERT OR UPDATE ON {schema}.receipt
+             FOR EACH ROW EXECUTE FUNCTION {schema}.note()"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(note)).execute(store.pool()).await.unwrap();
+        let usual: String =
+            sqlx::query_scalar("SHOW synchronous_commit").fetch_one(store.pool()).await.unwrap();
+
+        for (reserve_durability, key) in [(Durability::Relaxed, "relaxed"), (Durability::Full, "full")] {
+            let policy = Policy { reserve_durability, ..Policy::default() };
+            let gate = Gate::new(fixture.store()).policy(policy).unwrap().unscoped();
+            let app = Router::new().route("/", post(|| async { "done" })).layer(gate);
+            assert_eq!(status(&app, Sent { key: Some(key), ..ORDER }).await, 200);
+        }
+
+        let text = sqlx::AssertSqlSafe(format!("SELECT setting FROM {schema}.seen ORDER BY number"));
+        let seen: Vec<String> = sqlx::query_scalar(text).fetch_all(store.pool()).await.unwrap();
+        assert_eq!(seen, ["off", &usual, &usual, &usual], "admitted and sealed, twice");
+    });
 }
